@@ -1,0 +1,1 @@
+"""Stage 5, advantages: which rollout, segment, token deserves credit?"""

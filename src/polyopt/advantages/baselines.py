@@ -1,0 +1,108 @@
+"""Estimators that compare a rollout's reward with a baseline."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+
+from polyopt.advantages.statistics import (
+    group_count,
+    group_deviation,
+    group_std,
+    spread,
+    suffix_sum,
+    whiten,
+)
+from polyopt.batch import Batch
+from polyopt.parts import part
+from polyopt.rewards.dense import token_rewards
+
+Advantages = Float[Tensor, "N T"]
+
+
+@part("advantages.estimator")
+def raw_reward(advantages: Advantages, batch: Batch) -> Advantages:
+    """A_t = R: the reward itself, no baseline (REINFORCE; Williams 1992)."""
+    return spread(batch.rewards, batch.mask)
+
+
+@part("advantages.estimator", min_rollouts=2)
+@dataclass(frozen=True)
+class GroupZScore:
+    """A_i = (r_i - mean_g) / (std_g + eps), std with n - 1, on every sampled token.
+
+    A group of one, or of equal rewards, gives 0. (Official ports pass the raw reward of a group
+    of one through; polyopt never takes a reward for an advantage where no baseline exists.)
+
+    DeepSeekMath, arXiv 2402.03300, section 4.1.2.
+    """
+
+    eps: float = 1e-6
+
+    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
+        """Advantages [N, T]."""
+        index = batch.group_index
+        deviation = group_deviation(batch.rewards, index)
+        return spread(deviation / (group_std(batch.rewards, index) + self.eps), batch.mask)
+
+
+@part("advantages.estimator", min_rollouts=2)
+def group_mean_baseline(advantages: Advantages, batch: Batch) -> Advantages:
+    """A_i = r_i - mean_g: no division by the deviation, so no bias for easy or hard prompts.
+
+    Dr. GRPO, arXiv 2503.20783, section 3.
+    """
+    return spread(group_deviation(batch.rewards, batch.group_index), batch.mask)
+
+
+@part("advantages.estimator", min_rollouts=2)
+def leave_one_out(advantages: Advantages, batch: Batch) -> Advantages:
+    """A_i = r_i - mean of the others' rewards = k/(k-1) (r_i - mean_g): unbiased.
+
+    A group of one has no others and gives 0. RLOO, arXiv 2402.14740, section 3 (Kool et al. 2019).
+    """
+    index = batch.group_index
+    count = group_count(index, batch.rewards)
+    scale = count / (count - 1).clamp(min=1)
+    return spread(scale * group_deviation(batch.rewards, index), batch.mask)
+
+
+@part("advantages.estimator", needs={"greedy_reward"})
+def greedy_baseline(advantages: Advantages, batch: Batch) -> Advantages:
+    """A_t = return to go less the reward of the prompt's greedy completion.
+
+    Where the greedy completion couldn't be scored the advantage is 0.
+    ReMax, arXiv 2310.10505, algorithm 1.
+    """
+    baseline = batch["greedy_reward"]
+    returns = suffix_sum(token_rewards(batch), batch.mask)
+    credit = returns - spread(baseline, batch.mask)
+    return torch.where(baseline.isnan()[:, None], torch.zeros_like(credit), credit)
+
+
+@part("advantages.estimator")
+@dataclass(frozen=True)
+class WhitenedReturn:
+    """A = whiten(G) over all sampled tokens of the batch, G_t = r_t + gamma G_{t+1}.
+
+    REINFORCE++, arXiv 2501.03262, section 3 (needs no group; KL goes into the reward).
+    """
+
+    gamma: float = 1.0
+
+    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
+        """Advantages [N, T]."""
+        return whiten(suffix_sum(token_rewards(batch), batch.mask, self.gamma), batch.mask)
+
+
+@part("advantages.estimator", min_rollouts=2)
+def whitened_group_mean(advantages: Advantages, batch: Batch) -> Advantages:
+    """A = whiten(r - mean_g) over all sampled tokens of the batch.
+
+    REINFORCE++-baseline, arXiv 2501.03262, section 3.
+    """
+    deviation = group_deviation(batch.rewards, batch.group_index)
+    return whiten(spread(deviation, batch.mask), batch.mask)

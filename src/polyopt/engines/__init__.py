@@ -1,0 +1,1 @@
+"""Engines sample: `local` (in process), and others behind the same protocol."""

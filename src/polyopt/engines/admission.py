@@ -1,0 +1,173 @@
+"""Which requests get a row next, which segments they need, and whether the budget has room."""
+
+from __future__ import annotations
+
+from collections import Counter, deque
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from polyopt.engines.decoder import Decoder, Prefill, RowShape, Segment, Work
+from polyopt.engines.protocol import SampleRequest
+from polyopt.errors import UserError
+
+Key = tuple[tuple[int, ...], tuple[int, ...]]
+"""A segment's name: the prompt, and the completion's prefix after it."""
+
+
+@dataclass(frozen=True)
+class Ticket:
+    """A request that waits for a row, with its place in the caller's list."""
+
+    index: int
+    request: SampleRequest
+
+    @property
+    def key(self) -> Key:
+        """The segment it continues."""
+        return _key(self.request)
+
+    @property
+    def shape(self) -> RowShape:
+        """The room its row needs."""
+        return RowShape(len(self.key[0]), self.request.max_tokens)
+
+
+def _key(request: SampleRequest) -> Key:
+    """Prompt and prefix; an empty prompt's prefix takes its place."""
+    return (request.prompt, request.prefix) if request.prompt else (request.prefix, ())
+
+
+class Segments:
+    """The live segments: each prompt and each prefix is computed once while someone needs it."""
+
+    def __init__(self, decoder: Decoder, tickets: Iterable[Ticket], work: Work) -> None:
+        self._decoder = decoder
+        self._work = work
+        self._live: dict[Key, Segment] = {}
+        self._waiting: Counter[Key] = Counter()
+        self._users: Counter[tuple[int, ...]] = Counter()
+        for ticket in tickets:
+            self._waiting[ticket.key] += 1
+            self._users[ticket.key[0]] += 1
+
+    def bytes_with(self, tickets: Iterable[Ticket]) -> int:
+        """Memory of the live segments and those that the tickets would add."""
+        keys = set(self._live)
+        for ticket in tickets:
+            keys |= {ticket.key, (ticket.key[0], ())}
+        return self._decoder.token_bytes * sum(len(prefix or prompt) for prompt, prefix in keys)
+
+    def of(self, tickets: Sequence[Ticket]) -> list[Segment]:
+        """The tickets' segments, computing those that aren't there: prompts, then prefixes."""
+        prompts = dict.fromkeys((t.key[0], ()) for t in tickets)
+        self._compute([key for key in prompts if key not in self._live])
+        prefixes = dict.fromkeys(t.key for t in tickets)
+        for key in sorted(key for key in prefixes if key not in self._live):
+            self._compute([key])
+        return [self._live[t.key] for t in tickets]
+
+    def _compute(self, keys: Sequence[Key]) -> None:
+        jobs = [self._job(key) for key in keys]
+        if not jobs:
+            return
+        self._work.prefilled_tokens += sum(len(job.tokens) - job.known for job in jobs)
+        self._live.update(zip(keys, self._decoder.prefill(jobs), strict=True))
+
+    def _job(self, key: Key) -> Prefill:
+        """Compute the key's segment from the live one that shares most of its tokens."""
+        prompt, prefix = key
+        tokens = prefix or prompt
+        parent = self._live[prompt, ()] if prefix else None
+        best, known = None, 0
+        for segment in self._live.values():
+            if segment.parent is parent:
+                shared = min(_shared(segment.tokens, tokens), len(tokens) - 1)
+                if shared > known:
+                    best, known = segment, shared
+        return Prefill(tokens, parent, best, known)
+
+    def placed(self, ticket: Ticket) -> None:
+        """A row has its own copy of the ticket's prefix now."""
+        self._waiting[ticket.key] -= 1
+
+    def done(self, ticket: Ticket) -> None:
+        """Nothing is needed for this ticket any more."""
+        prompt = ticket.key[0]
+        self._users[prompt] -= 1
+        if self._users[prompt] == 0:
+            for key in [key for key in self._live if key[0] == prompt]:
+                del self._live[key]
+
+    def drop_idle(self) -> None:
+        """Let go of prefixes that no waiting request continues."""
+        for key in [key for key in self._live if key[1] and self._waiting[key] == 0]:
+            del self._live[key]
+
+
+def _shared(a: Sequence[int], b: Sequence[int]) -> int:
+    """Length of the common beginning."""
+    for i, (x, y) in enumerate(zip(a, b, strict=False)):
+        if x != y:
+            return i
+    return min(len(a), len(b))
+
+
+class Queue:
+    """Requests that wait for a row, those of one prompt and prefix next to each other."""
+
+    def __init__(self, decoder: Decoder, budget: int, max_rows: int, work: Work) -> None:
+        self._decoder = decoder
+        self._budget = budget
+        self._max_rows = max_rows
+        self._work = work
+        self._tickets: deque[Ticket] = deque()
+
+    def fill(self, tickets: Sequence[Ticket]) -> Segments:
+        """Queue the tickets, each of which must fit alone."""
+        for ticket in tickets:
+            self._check_alone(ticket)
+        order: dict[tuple[int, ...], dict[Key, list[Ticket]]] = {}
+        for ticket in tickets:
+            order.setdefault(ticket.key[0], {}).setdefault(ticket.key, []).append(ticket)
+        for by_prefix in order.values():
+            for same in by_prefix.values():
+                self._tickets.extend(same)
+        return Segments(self._decoder, tickets, self._work)
+
+    def _check_alone(self, ticket: Ticket) -> None:
+        alone = Segments(self._decoder, [], self._work).bytes_with([ticket])
+        alone += self._decoder.row_bytes([ticket.shape])
+        if alone > self._budget:
+            raise UserError(
+                f"a request of {ticket.shape.prompt} prompt tokens and max_tokens="
+                f"{ticket.request.max_tokens} needs {alone:,} bytes of cache, more than "
+                f"cache_bytes={self._budget:,}; raise cache_bytes or lower max_tokens."
+            )
+
+    def __len__(self) -> int:
+        return len(self._tickets)
+
+    def next_wave(self, rows: Sequence[Ticket], segments: Segments) -> list[Ticket]:
+        """Take the tickets that fit beside the active rows, and reserve their room."""
+        wave = self._fitting(rows, segments)
+        if not wave and not rows and self._tickets:
+            segments.drop_idle()
+            wave = self._fitting(rows, segments)
+        if wave:
+            shapes = [t.shape for t in (*rows, *wave)]
+            self._decoder.reserve(shapes)
+            total = self._decoder.row_bytes(shapes) + segments.bytes_with(wave)
+            self._work.most_cache_bytes = max(self._work.most_cache_bytes, total)
+        return wave
+
+    def _fitting(self, rows: Sequence[Ticket], segments: Segments) -> list[Ticket]:
+        wave: list[Ticket] = []
+        shapes = [t.shape for t in rows]
+        while self._tickets and len(shapes) < self._max_rows:
+            ticket = self._tickets[0]
+            shapes.append(ticket.shape)
+            need = self._decoder.row_bytes(shapes) + segments.bytes_with([*wave, ticket])
+            if need > self._budget:
+                break
+            wave.append(self._tickets.popleft())
+        return wave

@@ -1,0 +1,118 @@
+"""Drawing tokens: one uniform per token, inverted through the distribution's cumulative sum."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polyopt.engines.protocol import Distribution, apply_distribution
+
+BLOCK = 256
+"""Vocabulary entries that are summed before the cumulative sum is taken."""
+
+
+class Drawn(NamedTuple):
+    """Tokens drawn for a batch of rows, with what was asked about their distributions."""
+
+    tokens: Int[Tensor, " R"]
+    logp: Float[Tensor, " R"]
+    entropy: Float[Tensor, " R"] | None
+
+
+def uniforms_of(seed: int, start: int, count: int) -> npt.NDArray[np.float64]:
+    """Draws `start` to `start + count` of the request's own stream, which Philox(seed) makes."""
+    bits = np.random.Philox(seed)
+    bits.advance(start // 4)  # Philox makes four 64-bit words per counter value
+    return np.random.Generator(bits).random(start % 4 + count)[start % 4 :]
+
+
+def draw(
+    logits: Float[Tensor, "R V"],
+    uniforms: npt.NDArray[np.float64],
+    distributions: Sequence[Distribution],
+    *,
+    entropy: bool,
+) -> Drawn:
+    """One token per row, each under its own distribution.
+
+    Rows that share a distribution are drawn together.
+    """
+    kinds = set(distributions)
+    device = logits.device
+    u = torch.from_numpy(uniforms).to(device)
+    if len(kinds) == 1:
+        return _draw_alike(logits, u, distributions[0], entropy)
+    tokens = torch.empty(len(logits), dtype=torch.long, device=device)
+    logp = torch.empty(len(logits), dtype=torch.float64, device=device)
+    entropies = torch.empty_like(logp)
+    for kind in kinds:
+        index = torch.tensor(
+            [i for i, d in enumerate(distributions) if d == kind], dtype=torch.long, device=device
+        )
+        part = _draw_alike(logits[index], u[index], kind, entropy)
+        tokens[index] = part.tokens
+        logp[index] = part.logp
+        if part.entropy is not None:
+            entropies[index] = part.entropy
+    return Drawn(tokens, logp, entropies if entropy else None)
+
+
+def _draw_alike(
+    logits: Float[Tensor, "R V"],
+    uniforms: Float[Tensor, " R"],
+    distribution: Distribution,
+    entropy: bool,
+) -> Drawn:
+    """Draw every row from one kind of distribution."""
+    logits = apply_distribution(logits.float(), distribution)
+    rows, vocabulary = logits.shape
+    top = logits.amax(-1, keepdim=True)
+    padded = -(-vocabulary // BLOCK) * BLOCK
+    weights = logits.new_zeros(rows, padded)
+    torch.exp(torch.sub(logits, top, out=weights[:, :vocabulary]), out=weights[:, :vocabulary])
+    blocks = weights.view(rows, -1, BLOCK)
+    cumulative = blocks.sum(-1).double().cumsum(-1)
+    total = cumulative[:, -1]
+    if not bool(torch.isfinite(total).all()):
+        bad = int((~torch.isfinite(total)).nonzero()[0])
+        raise FloatingPointError(
+            f"logits of row {bad} are not finite: the policy's weights have diverged"
+        )
+    if distribution.temperature == 0.0:
+        tokens = logits.argmax(-1)
+    else:
+        tokens = _invert(blocks, cumulative, uniforms)
+    chosen = logits.gather(-1, tokens[:, None])
+    logp = (chosen - top).squeeze(-1).double() - total.log()
+    if not entropy:
+        return Drawn(tokens, logp, None)
+    probabilities = weights / total[:, None].float()
+    return Drawn(tokens, logp, torch.special.entr(probabilities).sum(-1).double())
+
+
+def _invert(
+    blocks: Float[Tensor, "R B K"], cumulative: Float[Tensor, "R B"], uniforms: Float[Tensor, " R"]
+) -> Int[Tensor, " R"]:
+    """First index whose cumulative weight passes `uniform * total`; its weight is never 0."""
+    target = uniforms * cumulative[:, -1]
+    block = _first_above(cumulative, target)
+    before = torch.where(
+        block > 0, cumulative.gather(-1, (block - 1).clamp_min(0)[:, None]).squeeze(-1), 0.0
+    )
+    rows = torch.arange(len(blocks), device=blocks.device)
+    inside = blocks[rows, block].double().cumsum(-1)
+    return block * blocks.shape[-1] + _first_above(inside, target - before)
+
+
+def _first_above(cumulative: Float[Tensor, "R K"], target: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
+    """Index of the first cumulative sum above the target, which rounding may not push past all."""
+    last = cumulative[:, -1]
+    below = torch.nextafter(last, torch.zeros_like(last))
+    bounded = torch.minimum(target, below)[:, None]
+    return torch.searchsorted(cumulative, bounded, right=True).squeeze(-1)

@@ -1,0 +1,197 @@
+"""Ideas: published methods as functions `Recipe -> Recipe`, and expressions that add them up.
+
+    @idea(paper="arXiv 2402.03300", title="DeepSeekMath")
+    def grpo(recipe: Recipe) -> Recipe:
+        return recipe.claim("advantages.estimator", GroupZScore())
+
+`build("dapo+ktae")` applies the ideas left to right onto the base recipe and checks the result.
+An idea in a user's own file is written `grpo+mine.py:my_idea`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib
+import importlib.util
+import inspect
+import pkgutil
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+
+from polyopt.errors import RecipeError, did_you_mean
+from polyopt.recipe import Recipe
+
+
+@dataclass(frozen=True)
+class Idea:
+    """A published method as a change of a recipe.
+
+    Attributes:
+        name: What it is called in expressions.
+        apply: The change.
+        title: Title of the paper.
+        paper: Where it was published (`"arXiv 2402.03300"`); empty for plain building blocks.
+        certainty: How sure the catalog is of equations and defaults, in a few words.
+        source: File and line of the definition, for ideas in users' files.
+    """
+
+    name: str
+    apply: Callable[[Recipe], Recipe]
+    title: str = ""
+    paper: str = ""
+    certainty: str = ""
+    source: str = ""
+
+    @property
+    def summary(self) -> str:
+        """First line of the function's docstring."""
+        return (inspect.getdoc(self.apply) or "").split("\n")[0]
+
+    @property
+    def stages(self) -> tuple[str, ...]:
+        """Fields of the recipe that the idea touches when applied to the base."""
+        slots = self(Recipe()).origins
+        return tuple(dict.fromkeys(slot.split(".")[0] for slot in slots))
+
+    def __call__(self, recipe: Recipe) -> Recipe:
+        """The recipe with this idea in it.
+
+        Raises:
+            RecipeError: The idea is already in it, conflicts with another, or returns no recipe.
+        """
+        if self.name in recipe.ideas:
+            raise RecipeError(f"{self.name!r} is in the expression twice: name it once.")
+        applied = self.apply(dataclasses.replace(recipe, ideas=(*recipe.ideas, self.name)))
+        if not isinstance(applied, Recipe):
+            raise RecipeError(
+                f"the idea {self.name!r} returned {type(applied).__name__}, not a Recipe: end it "
+                "with `return recipe.claim(...)` or the like."
+            )
+        return applied
+
+
+CATALOG: dict[str, Idea] = {}
+"""Every published idea by name; complete after `load_catalog()`."""
+
+
+def idea(
+    name: str | None = None, *, title: str = "", paper: str = "", certainty: str = ""
+) -> Callable[[Callable[[Recipe], Recipe]], Idea]:
+    """Make an idea of the function below; inside `polyopt.catalog` it is also registered.
+
+    Args:
+        name: Name in expressions; by default the function's, with hyphens.
+        title: Title of the paper.
+        paper: Where it was published.
+        certainty: How sure the equations and defaults are.
+    """
+
+    def make(function: Callable[[Recipe], Recipe]) -> Idea:
+        own = name or function.__name__.replace("_", "-")
+        made = Idea(own, function, title, paper, certainty)
+        if function.__module__.startswith("polyopt.catalog"):
+            CATALOG[own] = made
+        return made
+
+    return make
+
+
+def load_catalog() -> Mapping[str, Idea]:
+    """Import every module of `polyopt.catalog`; all ideas by name."""
+    package = importlib.import_module("polyopt.catalog")
+    for module in pkgutil.iter_modules(package.__path__):
+        importlib.import_module(f"polyopt.catalog.{module.name}")
+    return CATALOG
+
+
+def build(expression: str | Recipe, overrides: Mapping[str, str | object] | None = None) -> Recipe:
+    """The checked recipe of an expression such as `"dapo+ktae+greso"`.
+
+    Args:
+        expression: Names of ideas joined by `+`, or a recipe, which is only checked.
+        overrides: Values by path, as for `--set`.
+
+    Raises:
+        RecipeError: Unknown idea, conflict, unmet need, or a bad path or value.
+    """
+    recipe = expression if isinstance(expression, Recipe) else _applied(expression)
+    return recipe.override(overrides or {}).check()
+
+
+def find_idea(name: str) -> Idea:
+    """An idea by catalog name, or from a file as `path/file.py:function`.
+
+    Raises:
+        RecipeError: No such idea, file or function.
+    """
+    if ".py:" in name:
+        return _from_file(name)
+    catalog = load_catalog()
+    if name not in catalog:
+        raise RecipeError(
+            f"there is no idea called {name!r}; {did_you_mean(name, catalog)} "
+            "`polyopt recipes` lists all."
+        )
+    return catalog[name]
+
+
+def load_module(path: Path) -> ModuleType:
+    """Import a user's Python file under a name of its own.
+
+    Raises:
+        RecipeError: No such file, or importing it fails.
+    """
+    if not path.is_file():
+        raise RecipeError(f"there is no file {str(path)!r}: check the path (from {Path.cwd()}).")
+    name = f"polyopt_user_{path.stem}"
+    spec = importlib.util.spec_from_file_location(name, path)
+    if spec is None or spec.loader is None:
+        raise RecipeError(f"{str(path)!r} is not a Python file.")
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[name] = module
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        line = _line_in(path, error)
+        raise RecipeError(f"importing {path}{line} failed: {type(error).__name__}: {error}") from error
+    return module
+
+
+def _line_in(path: Path, error: BaseException) -> str:
+    """`, line 12` for the innermost traceback frame inside `path`."""
+    line, frame = "", error.__traceback__
+    while frame is not None:
+        if frame.tb_frame.f_code.co_filename == str(path):
+            line = f", line {frame.tb_lineno},"
+        frame = frame.tb_next
+    return line
+
+
+def _applied(expression: str) -> Recipe:
+    names = [name.strip() for name in expression.split("+")]
+    if not all(names):
+        raise RecipeError(
+            f"{expression!r} is not an expression: write names of ideas joined by +, such as "
+            "dapo+ktae+greso."
+        )
+    recipe = Recipe()
+    for name in names:
+        recipe = find_idea(name)(recipe)
+    return recipe
+
+
+def _from_file(name: str) -> Idea:
+    file, _, attribute = name.rpartition(":")
+    module = load_module(Path(file).expanduser())
+    found = getattr(module, attribute, None)
+    if isinstance(found, Idea):
+        return dataclasses.replace(found, source=name)
+    if callable(found):
+        return Idea(attribute.replace("_", "-"), found, source=name)
+    functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
+    raise RecipeError(
+        f"{file} has no idea called {attribute!r}; {did_you_mean(attribute, functions)}"
+    )

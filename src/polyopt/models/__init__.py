@@ -1,0 +1,1 @@
+"""The policy: a Hugging Face causal language model seen through log-probabilities."""

@@ -1,0 +1,102 @@
+"""From a batch to what the model's forward takes: rows of ids, and micro-batches of rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from polyopt.batch import Batch
+
+
+@dataclass(frozen=True)
+class Rows:
+    """Right-padded rows prompt + completion, and the M places where tokens are predicted.
+
+    Rows start at position 0 and padding stands on the right, where a causal model's tokens can't
+    see it; so neither position ids nor an attention mask are needed.
+
+    Attributes:
+        input_ids: Ids up to the last position that predicts a trained token; 0 in padding.
+        row: Row of each predicted token.
+        position: Position, along L, of the hidden state that predicts it.
+        column: Its column t in the batch.
+        targets: Its id.
+        shape: (N, T) of the batch.
+    """
+
+    input_ids: Int[Tensor, "N L"]
+    row: Int[Tensor, " M"]
+    position: Int[Tensor, " M"]
+    column: Int[Tensor, " M"]
+    targets: Int[Tensor, " M"]
+    shape: tuple[int, int]
+
+    def scatter(self, flat: Tensor) -> Tensor:
+        """Values [M] of the predicted tokens in their places in [N, T], 0 elsewhere."""
+        return flat.new_zeros(self.shape).index_put((self.row, self.column), flat)
+
+
+def rows_of(batch: Batch, device: torch.device) -> Rows:
+    """The rows of a batch: `prompt_tokens[:prompt_lengths] + tokens[:lengths]`.
+
+    Lengths decide what belongs to a row, never a padding id, since that may be an ordinary token
+    or the end-of-sequence token.
+
+    Raises:
+        ValueError: A trained token without a position that predicts it (empty prompt), or beyond
+            the end of its completion.
+    """
+    mask = batch.mask.to(device)
+    tokens, lengths = batch["tokens"].to(device), batch["lengths"].to(device)
+    prompt, starts = batch["prompt_tokens"].to(device), batch["prompt_lengths"].to(device)
+    row, column = mask.nonzero(as_tuple=True)
+    _check(row, column, lengths, starts)
+    position = starts[row] + column - 1
+    width = int(position.max()) + 1 if len(position) else 1
+    place = torch.arange(width, device=device).expand(len(mask), width)
+    in_prompt, in_row = place < starts[:, None], place < (starts + lengths)[:, None]
+    ids = torch.zeros_like(place)
+    if prompt.shape[1]:
+        ids = torch.where(in_prompt, prompt.gather(1, place.clamp(max=prompt.shape[1] - 1)), ids)
+    if tokens.shape[1]:
+        own = (place - starts[:, None]).clamp(0, tokens.shape[1] - 1)
+        ids = torch.where(in_row & ~in_prompt, tokens.gather(1, own), ids)
+    return Rows(ids, row, position, column, tokens[row, column], (mask.shape[0], mask.shape[1]))
+
+
+def _check(row: Tensor, column: Tensor, lengths: Tensor, starts: Tensor) -> None:
+    if bool((column >= lengths[row]).any()):
+        bad = int(row[(column >= lengths[row]).nonzero()[0, 0]])
+        raise ValueError(
+            f"row {bad}: mask is set beyond the completion's {int(lengths[bad])} tokens"
+        )
+    if bool((starts[row] + column < 1).any()):
+        bad = int(row[(starts[row] + column < 1).nonzero()[0, 0]])
+        raise ValueError(
+            f"row {bad}: its prompt is empty, so no position predicts its first token; give the "
+            "prompt at least one token (such as BOS)"
+        )
+
+
+def micro_batches(batch: Batch, micro_tokens: int) -> list[Int[Tensor, " rows"]]:
+    """Indices of the rows of each micro-batch: rows of like length, under a token budget.
+
+    Rows are taken longest first (ties in order of row), so rows x padded width <= `micro_tokens`;
+    a single longer row is a micro-batch of its own. The same batch always gives the same split.
+    """
+    if micro_tokens < 1:
+        raise ValueError(f"micro_tokens must be at least 1, not {micro_tokens}")
+    if not len(batch):
+        return []
+    totals = (batch["prompt_lengths"] + batch["lengths"]).cpu()
+    order = totals.argsort(descending=True, stable=True)
+    widths = totals[order].clamp(min=1).tolist()
+    splits, start = [], 0
+    while start < len(widths):
+        rows = max(micro_tokens // widths[start], 1)
+        splits.append(order[start : start + rows])
+        start += rows
+    return splits

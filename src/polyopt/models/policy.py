@@ -1,0 +1,351 @@
+"""`Policy`: the model that is trained, with its tokenizer, seen through log-probabilities."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+from collections.abc import Collection, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+
+from polyopt.batch import Batch, Prompt
+from polyopt.engines.protocol import Distribution
+from polyopt.errors import UserError
+from polyopt.models.log_probs import check_trainable
+from polyopt.models.packing import Rows, micro_batches, rows_of
+from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
+from polyopt.models.reference import Reference, prepare_reference
+from polyopt.models.scoring import Scorer
+from polyopt.objectives.protocol import Evaluation
+
+Precision = Literal["float32", "bfloat16"]
+VALUE_HEAD_FILE = "value_head.safetensors"
+
+
+class ValueHead(nn.Module):
+    """A linear value estimate of a hidden state; begins at 0, so it changes nothing at first."""
+
+    def __init__(self, hidden_size: int) -> None:
+        super().__init__()
+        self.linear = nn.Linear(hidden_size, 1)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.linear.bias)
+
+    def forward(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, " M"]:
+        """Values [M], in the unit of the rewards."""
+        weight = self.linear.weight
+        with torch.autocast(hidden.device.type, enabled=False):
+            values: Tensor = self.linear(hidden.to(weight.dtype))[:, 0]
+        return values
+
+
+class Policy:
+    """A Hugging Face causal LM in training.
+
+    Dropout is always off, so that sampling, old, current and reference passes are passes of one
+    and the same policy and equal weights give ratios of exactly 1.
+
+    Attributes:
+        model: The Hugging Face causal LM, or the peft model around it.
+        tokenizer: Its tokenizer.
+        version: Version of the weights; whoever takes an optimizer step raises it by 1.
+        stop_ids: Token ids that end a completion.
+        value_head: Estimates values from hidden states, if there is one.
+        precision: "float32", or "bfloat16" for bf16 autocast over the stored weights.
+        name: What the model is called in messages.
+    """
+
+    def __init__(
+        self,
+        model: Any,
+        tokenizer: Any,
+        *,
+        value_head: ValueHead | None = None,
+        precision: Precision = "float32",
+        chat_template: str = "auto",
+        gradient_checkpointing: bool = False,
+        name: str | None = None,
+    ) -> None:
+        self.model = model
+        self.tokenizer = tokenizer
+        self.version = 0
+        self.stop_ids = stop_ids_of(model, tokenizer)
+        self.value_head = value_head
+        self.precision = precision
+        self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
+        self.gradient_checkpointing = gradient_checkpointing
+        self._chat = use_chat_template(tokenizer, chat_template)
+        self._scorer = Scorer(model)
+        self._reference: Reference | None = None
+        if gradient_checkpointing:
+            _enable_checkpointing(model)
+        self.settle()
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model's weights are."""
+        device: torch.device = next(self.model.parameters()).device
+        return device
+
+    def settle(self) -> None:
+        """Put the model in evaluation mode (no dropout), whatever mode it was left in.
+
+        Layers of a checkpointed model are marked as training, for that is what makes them
+        checkpoint; the dropout modules inside them are not.
+        """
+        self.model.eval()
+        if self.gradient_checkpointing:
+            for module in self.model.modules():
+                if getattr(module, "gradient_checkpointing", False):
+                    module.training = True
+
+    def autocast(self) -> contextlib.AbstractContextManager[Any]:
+        """The context in which every forward of this policy runs, the engine's included."""
+        if self.precision == "float32":
+            return contextlib.nullcontext()
+        return torch.autocast(self.device.type, dtype=torch.bfloat16)
+
+    def encode(
+        self, prompt: Prompt, addition: str = "", system: str | None = None
+    ) -> tuple[int, ...]:
+        """Token ids of a prompt: chat template or plain text, at most one BOS, never an EOS.
+
+        Args:
+            prompt: Chat messages or plain text.
+            addition: Text put at the end of the last user message (or of the text).
+            system: A system message put first (or text put before the text).
+
+        Raises:
+            UserError: Chat messages, and the model has no chat template or its template rejects
+                them; or a prompt of no tokens.
+        """
+        return encode_prompt(
+            self.tokenizer,
+            prompt,
+            addition=addition,
+            system=system,
+            chat=self._chat,
+            name=self.name,
+        )
+
+    def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
+        """The text of token ids, without special tokens unless asked for."""
+        return str(
+            self.tokenizer.decode(
+                list(ids),
+                skip_special_tokens=skip_special_tokens,
+                clean_up_tokenization_spaces=False,
+            )
+        )
+
+    def evaluate(
+        self, batch: Batch, distribution: Distribution, want: Collection[str] = ()
+    ) -> Evaluation:
+        """One forward of a micro-batch, with gradients as the ambient grad mode has it.
+
+        Args:
+            batch: Rows with `tokens`, `lengths`, `prompt_tokens` and `prompt_lengths`.
+            distribution: What the tokens were sampled from.
+            want: "entropy" and "values" ask for those.
+
+        Returns:
+            Log-probabilities in nats (and entropies, values) [N, T] in float32 on the batch's
+            device; 0 outside `mask`. Values are read where the token is predicted, that is before
+            it, and never tempered.
+
+        Raises:
+            UserError: Values wanted without a value head; temperature 0.
+        """
+        if "values" in want and self.value_head is None:
+            raise UserError(
+                f"values are wanted, but {self.name} was loaded without a value head; load it "
+                "with value_head=True."
+            )
+        if self.model.training:
+            self.settle()
+        return self._score(self._scorer, batch, distribution, want)
+
+    @torch.no_grad()
+    def evaluate_all(
+        self,
+        batch: Batch,
+        distribution: Distribution,
+        want: Collection[str] = (),
+        micro_tokens: int = 16384,
+    ) -> Evaluation:
+        """`evaluate` without gradients over micro-batches of `micro_tokens`, in order of row."""
+        parts = []
+        index = self.micro_batches(batch, micro_tokens)
+        for rows in index:
+            parts.append(self.evaluate(batch.select(rows), distribution, want))
+        return _in_order(batch, index, parts)
+
+    def micro_batches(self, batch: Batch, micro_tokens: int) -> list[Int[Tensor, " rows"]]:
+        """Row indices of micro-batches whose padded rows hold at most `micro_tokens` tokens."""
+        return micro_batches(batch, micro_tokens)
+
+    def prepare_reference(self) -> None:
+        """Make the present weights the reference policy; a second call moves it.
+
+        To be called before training starts, and before a checkpoint is loaded on resuming.
+        """
+        self._reference = prepare_reference(self._scorer)
+
+    @torch.no_grad()
+    def reference_log_probs(
+        self, batch: Batch, distribution: Distribution, micro_tokens: int = 16384
+    ) -> Float[Tensor, "N T"]:
+        """Log-probabilities in nats [N, T] under the reference policy; 0 outside `mask`.
+
+        Raises:
+            RuntimeError: The policy was trained before a reference was prepared.
+        """
+        if self._reference is None:
+            if self.version > 0:
+                raise RuntimeError(
+                    f"the policy is at version {self.version} and no reference was prepared; call "
+                    "prepare_reference() before the first optimizer step"
+                )
+            self.prepare_reference()
+        assert self._reference is not None
+        parts = []
+        index = self.micro_batches(batch, micro_tokens)
+        with self._reference.active() as scorer:
+            for rows in index:
+                parts.append(self._score(scorer, batch.select(rows), distribution, ()))
+        return _in_order(batch, index, parts).logp
+
+    def trainable_parameters(self) -> list[nn.Parameter]:
+        """Parameters that an optimizer is to update: the model's and the value head's."""
+        own = [p for p in self.model.parameters() if p.requires_grad]
+        return own + (list(self.value_head.parameters()) if self.value_head is not None else [])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Version, trained weights and value head, exactly; the tensors are the live ones."""
+        head = None if self.value_head is None else dict(self.value_head.state_dict())
+        return {
+            "version": self.version,
+            "model": {name: p.detach() for name, p in self._trained().items()},
+            "value_head": head,
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore what `state_dict` gave.
+
+        Raises:
+            UserError: The state is of a policy with other weights.
+        """
+        trained = self._trained()
+        shapes = {name: tuple(p.shape) for name, p in trained.items()}
+        given = {name: tuple(weight.shape) for name, weight in state["model"].items()}
+        odd = sorted({*shapes.items()} ^ {*given.items()})
+        if odd or (state["value_head"] is None) != (self.value_head is None):
+            where = f"weight {odd[0][0]!r}" if odd else "the value head"
+            raise UserError(
+                f"the checkpoint is of another policy than {self.name}: it differs in {where}; "
+                "load the policy with the model, lora and value_head of the run that wrote it."
+            )
+        with torch.no_grad():
+            for name, weight in state["model"].items():
+                trained[name].copy_(weight)
+        if self.value_head is not None:
+            self.value_head.load_state_dict(state["value_head"])
+        self.version = int(state["version"])
+
+    def save(self, folder: str | Path, *, merged: bool = True) -> None:
+        """Write the policy in Hugging Face format, for `AutoModelForCausalLM.from_pretrained`.
+
+        Args:
+            folder: Where to; made if missing. A LoRA adapter goes to `folder/adapter`, a value
+                head to `folder/value_head.safetensors`.
+            merged: With LoRA, also write the model with the adapter merged into it.
+        """
+        from safetensors.torch import save_file
+
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        lora = hasattr(self.model, "peft_config")
+        if lora:
+            self.model.save_pretrained(str(folder / "adapter"))
+        if merged or not lora:
+            whole = _merged(self.model) if lora else self.model
+            whole.save_pretrained(str(folder))
+            self.tokenizer.save_pretrained(str(folder))
+        if self.value_head is not None:
+            weights = {k: v.cpu().contiguous() for k, v in self.value_head.state_dict().items()}
+            save_file(weights, str(folder / VALUE_HEAD_FILE))
+
+    def _trained(self) -> dict[str, nn.Parameter]:
+        return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+
+    def _score(
+        self, scorer: Scorer, batch: Batch, distribution: Distribution, want: Collection[str]
+    ) -> Evaluation:
+        check_trainable(distribution)
+        rows = rows_of(batch, self.device)
+        if not len(batch):
+            return _in_order(batch, [], [])
+        needs = {"hidden"} & {"hidden" if name == "values" else "" for name in want}
+        with self.autocast():
+            scores = scorer(rows, distribution, needs | ({"entropy"} & set(want)))
+        values = None
+        if self.value_head is not None and scores.hidden is not None:
+            values = self.value_head(scores.hidden)
+        return _evaluation(rows, batch, scores.logp, scores.entropy, values)
+
+
+def _evaluation(
+    rows: Rows, batch: Batch, logp: Tensor, entropy: Tensor | None, values: Tensor | None
+) -> Evaluation:
+    """Flat results [M] put into [N, T] on the batch's device."""
+
+    def place(flat: Tensor | None) -> Tensor | None:
+        return None if flat is None else rows.scatter(flat).to(batch.mask.device)
+
+    return Evaluation(rows.scatter(logp).to(batch.mask.device), place(entropy), place(values))
+
+
+def _in_order(batch: Batch, index: Sequence[Tensor], parts: Sequence[Evaluation]) -> Evaluation:
+    """The evaluations of micro-batches as one, in the batch's order of rows."""
+
+    def place(pieces: list[Tensor]) -> Tensor:
+        whole = torch.zeros(batch.mask.shape, device=batch.mask.device)
+        if pieces:
+            whole = whole.to(pieces[0].dtype)
+            whole[torch.cat(list(index)).to(whole.device)] = torch.cat(pieces)
+        return whole
+
+    def optional(pieces: list[Tensor | None]) -> Tensor | None:
+        present = [piece for piece in pieces if piece is not None]
+        return place(present) if present else None
+
+    return Evaluation(
+        place([part.logp for part in parts]),
+        optional([part.entropy for part in parts]),
+        optional([part.values for part in parts]),
+    )
+
+
+def _enable_checkpointing(model: Any) -> None:
+    """Switch activation checkpointing on, and off the dropout that its layers apply themselves."""
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    if hasattr(base, "activation_checkpointing_enable"):
+        base.activation_checkpointing_enable({"use_reentrant": False})
+    else:
+        base.gradient_checkpointing_enable({"use_reentrant": False})
+    for module in model.modules():
+        if getattr(module, "gradient_checkpointing", False):
+            for name, value in list(vars(module).items()):
+                if "dropout" in name and isinstance(value, float):
+                    setattr(module, name, 0.0)
+
+
+def _merged(model: Any) -> Any:
+    """A copy of a peft model as a plain model with the adapter merged in, in float32 sums."""
+    stored = {p.dtype for p in model.parameters() if not p.requires_grad}
+    whole = copy.deepcopy(model).to("cpu").float().merge_and_unload()
+    return whole.to(stored.pop()) if len(stored) == 1 else whole

@@ -1,0 +1,140 @@
+"""One forward of a Hugging Face causal LM as log-probabilities of chosen tokens."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+
+from polyopt.engines.protocol import Distribution
+from polyopt.models.log_probs import log_probs, log_probs_from_logits
+from polyopt.models.packing import Rows
+
+
+@dataclass(frozen=True)
+class Scores:
+    """What one forward says of M tokens.
+
+    Attributes:
+        logp: Log-probabilities in nats.
+        entropy: Entropies in nats, if wanted.
+        hidden: Hidden states that predict the tokens, if wanted.
+    """
+
+    logp: Float[Tensor, " M"]
+    entropy: Float[Tensor, " M"] | None = None
+    hidden: Float[Tensor, "M H"] | None = None
+
+
+class Scorer:
+    """Scores tokens under a model by the cheapest route that gives the model's own numbers.
+
+    The quick route runs the decoder and applies the LM head only where tokens are predicted. It is
+    right only if the model's logits are `head(decoder(ids))` and nothing else; models that cap or
+    scale their logits (Gemma 2, Cohere, Granite) are found out by a check at first use and scored
+    from the logits that the model itself returns.
+
+    Attributes:
+        model: A Hugging Face causal LM, or a peft model around one.
+        decoder: The module that gives the last hidden states, None if it can't be told.
+        head: The module that turns them into logits, None if it can't be told.
+    """
+
+    def __init__(self, model: Any) -> None:
+        base = model.get_base_model() if hasattr(model, "get_base_model") else model
+        body = getattr(base, "base_model", None)
+        self.model = model
+        self.decoder: Any = None if body is base else body
+        self.head: Any = base.get_output_embeddings()
+        self._plain_head: bool | None = None
+
+    @property
+    def plain_head(self) -> bool:
+        """Whether the model's logits are those of its head, untouched."""
+        if self._plain_head is None:
+            self._plain_head = _has_plain_head(self.model, self.decoder, self.head)
+        return self._plain_head
+
+    def __call__(
+        self, rows: Rows, distribution: Distribution, want: Collection[str] = ()
+    ) -> Scores:
+        """Scores of the rows' predicted tokens; `want` may hold "entropy" and "hidden"."""
+        entropy = "entropy" in want
+        if self.plain_head:
+            hidden = self.decoder(input_ids=rows.input_ids, use_cache=False).last_hidden_state
+            hidden = hidden[rows.row, rows.position]
+            logp, entropies = self.head_log_probs(hidden, rows.targets, distribution, entropy)
+        else:
+            logits, hidden = self._model_logits(rows, "hidden" in want)
+            logp, entropies = log_probs_from_logits(
+                logits, rows.targets, distribution, entropy=entropy
+            )
+        return Scores(logp, entropies, hidden if "hidden" in want else None)
+
+    def head_log_probs(
+        self, hidden: Tensor, targets: Tensor, distribution: Distribution, entropy: bool
+    ) -> tuple[Tensor, Tensor | None]:
+        """Log-probabilities [M] (and entropies) of targets from the hidden states [M, H]."""
+        return log_probs(
+            hidden,
+            self.head.weight,
+            targets,
+            distribution,
+            bias=self.head.bias,
+            entropy=entropy,
+        )
+
+    def _model_logits(self, rows: Rows, want_hidden: bool) -> tuple[Tensor, Tensor | None]:
+        """The model's own logits [M, V], and its last hidden states [M, H]."""
+        extra: dict[str, Any] = {"output_hidden_states": True} if want_hidden else {}
+        places, position = torch.unique(rows.position, return_inverse=True)
+        if _keeps_logits(self.model):
+            extra["logits_to_keep"] = places
+        output = self.model(input_ids=rows.input_ids, use_cache=False, **extra)
+        if "logits_to_keep" in extra and output.logits.shape[1] == len(places):
+            logits = output.logits[rows.row, position]
+        else:
+            logits = output.logits[rows.row, rows.position]
+        if not want_hidden:
+            return logits, None
+        return logits, output.hidden_states[-1][rows.row, rows.position]
+
+
+def _keeps_logits(model: Any) -> bool:
+    base = model.get_base_model() if hasattr(model, "get_base_model") else model
+    return "logits_to_keep" in inspect.signature(base.forward).parameters
+
+
+@torch.no_grad()
+def _has_plain_head(model: Any, decoder: Any, head: Any) -> bool:
+    """Whether logits = head(decoder(ids)), tried on three tokens.
+
+    The head's output is replaced by numbers from -60 to 60, which must come out of the model
+    unchanged: a cap or a scale shows whatever the present weights are. What enters the head must
+    be the decoder's last hidden state.
+    """
+    if decoder is None or type(head) is not nn.Linear:
+        return False
+    ids = torch.arange(3, device=head.weight.device)[None] % head.weight.shape[0]
+    seen: dict[str, Tensor] = {}
+
+    def replace_output(module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> Tensor:
+        ramp = torch.linspace(-60, 60, output.numel(), device=output.device)
+        seen["hidden"], seen["logits"] = args[0], ramp.view_as(output).to(output.dtype)
+        return seen["logits"]
+
+    hook = head.register_forward_hook(replace_output)
+    try:
+        logits = model(input_ids=ids, use_cache=False).logits
+        hidden = decoder(input_ids=ids, use_cache=False).last_hidden_state
+    finally:
+        hook.remove()
+    if not seen or logits.shape != seen["logits"].shape:
+        return False
+    same_hidden = torch.allclose(hidden.float(), seen["hidden"].float(), rtol=1e-2, atol=1e-4)
+    return same_hidden and torch.equal(logits, seen["logits"].to(logits.dtype))

@@ -1,0 +1,1 @@
+"""Stage 7, objectives: what is the loss, as a function of log-probabilities?"""

@@ -1,0 +1,1 @@
+"""Stage 4, replay: which past experience is mixed in?"""

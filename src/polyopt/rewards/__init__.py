@@ -1,0 +1,1 @@
+"""Stage 3, rewards: what is a completion worth?"""

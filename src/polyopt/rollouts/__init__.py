@@ -1,0 +1,1 @@
+"""Stage 2, rollouts: how are completions sampled?"""

@@ -1,0 +1,1 @@
+"""Stage 6, selection: which rollouts and tokens train, at what weight?"""

@@ -1,0 +1,1 @@
+"""Tasks: prompts and what their answers are checked with."""

@@ -1,0 +1,383 @@
+"""`train`: a whole run, from model and task to final model and report."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+import signal
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+
+from polyopt import __version__, checkpoint
+from polyopt.batch import Batch
+from polyopt.engines.protocol import Engine
+from polyopt.errors import UserError
+from polyopt.evaluation import EvalSettings, evaluate
+from polyopt.ideas import build
+from polyopt.models.loading import load_policy
+from polyopt.models.policy import Policy
+from polyopt.pipeline import batch_arithmetic, describe
+from polyopt.recipe import Recipe
+from polyopt.report.html import write_report
+from polyopt.report.live import LiveDisplay
+from polyopt.run_folder import RunFolder, new_run_path, read_rows
+from polyopt.seeding import derive_seed
+from polyopt.tasks.load import load_task
+from polyopt.tasks.task import Task
+from polyopt.trainer import StepResult, Trainer
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class RunSettings:
+    """What a run does besides training steps.
+
+    Attributes:
+        steps: Training steps.
+        seed: Every random draw of the run derives from it.
+        eval_every: Steps between held-out evaluations; 0 evaluates only before and after.
+        eval_samples: Completions per held-out prompt.
+        eval_limit: Most held-out prompts; None takes all, 0 turns evaluation off.
+        checkpoint_every: Steps between checkpoints; 0 writes one at the end only.
+        keep: Newest checkpoints to keep.
+        log_rollouts_every: Steps between logged groups of rollouts.
+        log_groups: Groups logged each time.
+        quiet: Print nothing but warnings and the result.
+    """
+
+    steps: int = 100
+    seed: int = 0
+    eval_every: int = 0
+    eval_samples: int = 1
+    eval_limit: int | None = None
+    checkpoint_every: int = 25
+    keep: int = 2
+    log_rollouts_every: int = 10
+    log_groups: int = 4
+    quiet: bool = False
+
+    def __post_init__(self) -> None:
+        for name, least in (("steps", 1), ("keep", 1), ("eval_samples", 1), ("eval_every", 0)):
+            if getattr(self, name) < least:
+                flag = "--" + name.replace("_", "-")
+                raise UserError(f"{flag} is {getattr(self, name)}: it must be at least {least}.")
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run ended with.
+
+    Attributes:
+        path: The run folder.
+        before: Held-out metrics before training; empty if evaluation was off.
+        after: Held-out metrics after it.
+        policy: The trained policy.
+        interrupted: The run was stopped by Ctrl-C and can be resumed.
+    """
+
+    path: Path
+    before: dict[str, float]
+    after: dict[str, float]
+    policy: Policy
+    interrupted: bool = False
+
+
+def train(
+    model: str | PreTrainedModel | Policy,
+    task: str | Task | Sequence[Mapping[str, Any]],
+    recipe: str | Recipe = "grpo",
+    *,
+    steps: int = 100,
+    run: str | Path | None = None,
+    resume: bool = False,
+    overrides: Mapping[str, str | object] | None = None,
+    model_options: Mapping[str, Any] | None = None,
+    task_options: Mapping[str, Any] | None = None,
+    engine: Engine | None = None,
+    **settings: Any,
+) -> RunResult:
+    """Improve a language model on a task with a sum of ideas.
+
+    Args:
+        model: A Hugging Face folder or hub name, a GGUF file, `"smollm2"`, `"embedded"`, or a model
+            or policy in memory.
+        task: `"reasoning_gym:NAME"`, a data file or data set, `"file.py:object"`, a `Task`, or rows
+            with `prompt` and `answer`.
+        recipe: An expression such as `"dapo+ktae"`, or a recipe.
+        steps: Training steps.
+        run: Run folder; by default a new one under `runs/`.
+        resume: Continue the run in that folder.
+        overrides: Values of the recipe by path: `{"objective.clip_high": 0.3}`.
+        model_options: Keyword arguments for `load_policy` (`lora`, `dtype`, `device`, ...).
+        task_options: Keyword arguments for `load_task` (`rewards`, `heldout`, `prompt_column`, ...).
+        engine: Samples completions; by default in this process.
+        settings: Fields of `RunSettings`.
+
+    Raises:
+        UserError: Something in the arguments can't be used; the message says what and why.
+    """
+    chosen = RunSettings(steps=steps, **settings)
+    built = build(recipe, overrides)
+    path = Path(run) if run is not None else new_run_path(built.name)
+    with RunFolder(path).open(resume=resume) as folder:
+        loaded_task = load_task(task, **(task_options or {}))
+        policy = model if isinstance(model, Policy) else load_policy(model, **(model_options or {}))
+        trainer = Trainer(
+            policy, loaded_task, built, steps=steps, seed=chosen.seed, engine=engine
+        )
+        description = {
+            "polyopt": __version__,
+            "expression": built.name,
+            "model": model if isinstance(model, str) else type(model).__name__,
+            "task": loaded_task.name,
+            "seed": chosen.seed,
+            "steps": steps,
+            "started": time.strftime("%Y-%m-%dT%H:%M:%S%z"),
+            "arguments": _plain(
+                {
+                    "model": model,
+                    "task": task,
+                    "recipe": recipe,
+                    "overrides": dict(overrides or {}),
+                    "model_options": dict(model_options or {}),
+                    "task_options": dict(task_options or {}),
+                    **dataclasses.asdict(chosen),
+                }
+            ),
+            "pipeline": _plain(describe(built)),
+            "batch": batch_arithmetic(built),
+        }
+        return Run(trainer, folder, chosen, description).go(resume=resume)
+
+
+@dataclass
+class Run:
+    """A training run under way: steps, logs, checkpoints, evaluations and the end."""
+
+    trainer: Trainer
+    folder: RunFolder
+    settings: RunSettings
+    description: Mapping[str, Any]
+    before: dict[str, float] = field(default_factory=dict)
+    _stop: bool = False
+
+    def go(self, *, resume: bool) -> RunResult:
+        """Train to the last step, or until Ctrl-C."""
+        display = LiveDisplay(
+            self.settings.steps, start=0, quiet=self.settings.quiet
+        )
+        if resume:
+            self._restore(display.warn)
+        else:
+            self.folder.write_json("run.json", self.description)
+        display.print_pipeline(self.description["pipeline"])
+        display.print_batch(self.description["batch"])
+        if not self.before:
+            self.before = self._evaluate("before")
+        with _interruptible(self._interrupt), display:
+            while self.trainer.done < self.settings.steps and not self._stop:
+                self._step(display)
+        interrupted = self.trainer.done < self.settings.steps
+        self._checkpoint()
+        return self._end(display, interrupted)
+
+    def _step(self, display: LiveDisplay) -> None:
+        result = self.trainer.step()
+        step = self.trainer.done
+        self.folder.append("metrics.jsonl", {"step": step, **result.metrics})
+        every = self.settings.log_rollouts_every
+        if every and (step == 1 or step % every == 0):
+            rows = logged_rollouts(result, self.trainer.policy, step, self.settings.log_groups)
+            self.folder.write_rollouts(f"step-{step:06d}", rows)
+        display.update(step, result.metrics)
+        last = step == self.settings.steps
+        if self.settings.eval_every and step % self.settings.eval_every == 0 and not last:
+            self._evaluate(f"step-{step}")
+        if self.settings.checkpoint_every and step % self.settings.checkpoint_every == 0:
+            self._checkpoint()
+
+    def _evaluate(self, phase: str) -> dict[str, float]:
+        """Held-out metrics, logged; empty where evaluation is off or the task can't be judged."""
+        task, recipe = self.trainer.task, self.trainer.recipe
+        if self.settings.eval_limit == 0 or not task.heldout or task.accuracy_term is None:
+            return {}
+        settings = EvalSettings(
+            samples=self.settings.eval_samples,
+            distribution=recipe.rollouts.distribution,
+            max_tokens=recipe.rollouts.max_tokens,
+            seed=derive_seed(self.settings.seed, "heldout"),
+            limit=self.settings.eval_limit,
+        )
+        with self.trainer.clock("evaluate"):
+            result = evaluate(self.trainer.policy, self.trainer.engine, task, settings)
+        step = self.trainer.done
+        self.folder.append("evals.jsonl", {"step": step, "phase": phase, **result.metrics})
+        if phase in ("before", "after"):
+            rows = [{"step": step, "phase": phase, **row} for row in result.rows[:64]]
+            self.folder.write_rollouts(phase, rows)
+        return result.metrics
+
+    def _checkpoint(self) -> None:
+        done = self.trainer.done
+        newest = next(iter(checkpoint.available(self.folder.checkpoints)), None)
+        if newest is not None and checkpoint.step_of(newest) == done:
+            return
+
+        def write(folder: Path) -> None:
+            self.trainer.policy.save(folder / "model")
+            state = {
+                "policy": self.trainer.policy.state_dict(),
+                "trainer": self.trainer.state_dict(),
+                "random": random_state(),
+                "before": self.before,
+            }
+            torch.save(state, folder / "state.pt")
+
+        with self.trainer.clock("checkpoint"):
+            checkpoint.save(self.folder.checkpoints, done, write, self.settings.keep)
+
+    def _restore(self, warn: Callable[[str], None]) -> None:
+        """Load the newest sound checkpoint and forget what was logged after it."""
+        found = checkpoint.newest_sound(self.folder.checkpoints, warn)
+        done = 0
+        if found is not None:
+            # Our own files, verified against their manifest; parts may hold plain Python objects.
+            state = torch.load(found / "state.pt", map_location="cpu", weights_only=False)
+            self.trainer.policy.load_state_dict(state["policy"])
+            self.trainer.load_state_dict(state["trainer"])
+            set_random_state(state["random"])
+            self.before = state["before"]
+            done = self.trainer.done
+        self.folder.forget_after(done if found else -1)
+
+    def _end(self, display: LiveDisplay, interrupted: bool) -> RunResult:
+        after: dict[str, float] = {}
+        path = self.folder.path
+        if not interrupted:
+            after = self._last_evaluation() or self._evaluate("after")
+            self.trainer.policy.save(self.folder.model)
+        report = write_report(path)
+        if interrupted:
+            display.note(
+                f"stopped after step {self.trainer.done} of {self.settings.steps}, all saved; "
+                f"continue with: polyopt train --resume {path}"
+            )
+        elif after:
+            display.print_before_after(self.before, after)
+        display.note(f"run     {path}\nmodel   {self.folder.model}\nreport  {report}")
+        return RunResult(path, self.before, after, self.trainer.policy, interrupted)
+
+    def _last_evaluation(self) -> dict[str, float]:
+        """The evaluation after the last step, if a run that had ended is resumed."""
+        path = self.folder.path / "evals.jsonl"
+        rows = read_rows(path) if path.is_file() else []
+        return next((row for row in rows if row.get("phase") == "after"), {})
+
+    def _interrupt(self) -> bool:
+        """Note a Ctrl-C; True if it was the second one."""
+        again, self._stop = self._stop, True
+        return again
+
+
+class _interruptible:
+    """While active, the first Ctrl-C asks for a stop after the current step, the second stops."""
+
+    def __init__(self, interrupt: Callable[[], bool]) -> None:
+        self.interrupt = interrupt
+        self.previous: Any = None
+
+    def __enter__(self) -> None:
+        try:
+            self.previous = signal.signal(signal.SIGINT, self._handle)
+        except ValueError:
+            self.previous = None  # not the main thread: leave signals alone
+
+    def _handle(self, number: int, frame: FrameType | None) -> None:
+        if self.interrupt():
+            raise KeyboardInterrupt
+        print("\nfinishing this step, then saving (Ctrl-C again to stop at once)", flush=True)
+
+    def __exit__(self, *exception: object) -> None:
+        if self.previous is not None:
+            signal.signal(signal.SIGINT, self.previous)
+
+
+def logged_rollouts(
+    result: StepResult, policy: Policy, step: int, groups: int
+) -> list[dict[str, Any]]:
+    """Rows for the report's rollout browser: the first groups that trained, token by token."""
+    batch = result.trained
+    if batch is None:
+        return []
+    chosen = list(dict.fromkeys(batch.group.tolist()))[:groups]
+    picked = batch.select(torch.isin(batch.group, torch.tensor(chosen)))
+    return [_logged_row(picked, i, policy, step) for i in range(len(picked))]
+
+
+def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, Any]:
+    length = int(batch["lengths"][i])
+    terms = {
+        name.removeprefix("reward/"): float(column[i])
+        for name, column in batch.columns.items()
+        if name.startswith("reward/")
+    }
+    token_ids = batch["tokens"][i, :length].tolist()
+    row: dict[str, Any] = {
+        "step": step,
+        "phase": "train",
+        "group": int(batch.group[i]),
+        "rollout": int(batch.rollout[i]),
+        "prompt_id": batch.prompts[i].id,
+        "prompt": batch.prompts[i].text,
+        "completion": batch.texts[i],
+        "answer": str(batch.prompts[i].answer),
+        "reward": float(batch.rewards[i]),
+        "terms": terms,
+        "accuracy": float(batch["accuracy"][i]) if "accuracy" in batch else None,
+        "finish": "length" if bool(batch["truncated"][i]) else "stop",
+        "tokens": [policy.decode([token], skip_special_tokens=False) for token in token_ids],
+        "mask": batch.mask[i, :length].int().tolist(),
+    }
+    for name, column in (("advantages", "advantages"), ("logp", "logp_sampler"), ("entropy", "entropy")):
+        if column in batch:
+            row[name] = [round(v, 5) for v in batch[column][i, :length].tolist()]
+    return row
+
+
+def random_state() -> dict[str, Any]:
+    """State of the global generators, which a user's reward function may draw from."""
+    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    if torch.cuda.is_available():
+        state["cuda"] = torch.cuda.get_rng_state_all()
+    return state
+
+
+def set_random_state(state: Mapping[str, Any]) -> None:
+    """Restore what `random_state` gave."""
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
+    torch.set_rng_state(state["torch"])
+    if "cuda" in state and torch.cuda.is_available():
+        torch.cuda.set_rng_state_all(state["cuda"])
+
+
+def _plain(value: Any) -> Any:
+    """A value as JSON can hold it: objects that JSON doesn't know become their type's name."""
+    if isinstance(value, Mapping):
+        return {str(key): _plain(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(item) for item in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, Path):
+        return str(value)
+    return f"<{type(value).__name__}>"

@@ -1,0 +1,1 @@
+"""Stage 8, updates: how are optimizer steps taken with the objective?"""

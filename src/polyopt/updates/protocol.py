@@ -1,0 +1,42 @@
+"""What an update rule is, and what it works with."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import numpy as np
+from torch import Tensor
+
+from polyopt.batch import Batch
+
+Metrics = dict[str, float]
+
+
+class GradientSource(Protocol):
+    """A policy, its objective and its optimizer, as an update rule sees them."""
+
+    def gradient(self, batch: Batch) -> Metrics:
+        """Set every parameter's gradient to that of the objective over the whole batch."""
+
+    def apply(self) -> Metrics:
+        """One optimizer step with the gradients that are set; they are cleared."""
+
+    def weights(self) -> list[Tensor]:
+        """A copy of the trainable weights."""
+
+    def interpolate(self, start: Sequence[Tensor], share: float) -> None:
+        """Move the trainable weights to start + share * (weights - start)."""
+
+
+class UpdateRule(Protocol):
+    """How optimizer steps are taken on one batch of rollouts."""
+
+    @property
+    def steps(self) -> int:
+        """Most optimizer steps that the rule takes per batch; 1 means strictly on-policy."""
+
+    def __call__(
+        self, learner: GradientSource, batch: Batch, draws: np.random.Generator
+    ) -> list[Metrics]:
+        """Take the steps; the metrics of each."""
