@@ -53,6 +53,7 @@ class Collector:
         clock: Time per stage.
         seed: The run's seed.
         rollouts: Rollouts made so far in the run: the next rollout id.
+        first: Nothing has been scored yet.
     """
 
     policy: Policy
@@ -63,6 +64,7 @@ class Collector:
     clock: Stopwatch
     seed: int
     rollouts: int = field(default=0, init=False)
+    first: bool = field(default=True, init=False)
 
     def collect(self, step: int) -> Collected:
         """Sample, score and screen until the step has its prompts or its rounds are used up."""
@@ -104,7 +106,8 @@ class Collector:
 
     def score(self, batch: Batch) -> Batch:
         """The batch with rewards, each term as `reward/NAME`, and `accuracy` if the task has it."""
-        scores = score(self.task.rewards, batch.prompts, batch.texts)
+        scores = score(self.task.rewards, batch.prompts, batch.texts, first=self.first)
+        self.first = False
         columns = {f"reward/{name}": values.float() for name, values in scores.terms.items()}
         term = self.task.accuracy_term
         if term is not None:
@@ -174,8 +177,11 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     seen = collected.seen
     metrics = {"reward/mean": seen.rewards.nanmean().item()}
     for name, column in seen.columns.items():
-        if name.startswith("reward/") or name == "accuracy":
+        if name.startswith("reward/"):
             metrics[name] = column.nanmean().item()
+    if "accuracy" in seen:
+        known = seen["accuracy"][~seen["accuracy"].isnan()]
+        metrics["accuracy"] = (known >= 1).float().mean().item()
     first = torch.unique(seen.group_index, return_inverse=True)[1]
     signal = torch.zeros(int(first.max()) + 1).index_put((first,), has_signal(seen).float())
     lengths = seen["lengths"].float()

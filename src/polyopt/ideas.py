@@ -15,6 +15,7 @@ import importlib
 import importlib.util
 import inspect
 import pkgutil
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -72,6 +73,9 @@ class Idea:
             )
         return applied
 
+
+SEPARATOR = r"\+(?=\s*[A-Za-z0-9_./~])"
+"""A plus sign before the beginning of a name; those inside `reinforce++-baseline` aren't."""
 
 CATALOG: dict[str, Idea] = {}
 """Every published idea by name; complete after `load_catalog()`."""
@@ -171,7 +175,7 @@ def _line_in(path: Path, error: BaseException) -> str:
 
 
 def _applied(expression: str) -> Recipe:
-    names = [name.strip() for name in expression.split("+")]
+    names = [name.strip() for name in re.split(SEPARATOR, expression)]
     if not all(names):
         raise RecipeError(
             f"{expression!r} is not an expression: write names of ideas joined by +, such as "

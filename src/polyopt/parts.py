@@ -40,6 +40,10 @@ class PartInfo:
             evaluation as `"evaluation:NAME"`.
         provides: Columns it adds through `provide(batch)` or by its stage's own call.
         min_rollouts: Fewest rollouts per prompt with which it means anything.
+        claims: What the method promises beyond the laws, and is tested for:
+            `"zero-on-equal-rewards"` (advantages: a group of equal rewards gets exactly 0),
+            `"reinforce"` (surrogates: at `logp == logp_old` the gradient is that of
+            -A logp), `"couples-prompts"` (rewards: depend on other prompts of the batch).
         make: The class or function itself.
     """
 
@@ -48,6 +52,7 @@ class PartInfo:
     needs: frozenset[str]
     provides: frozenset[str]
     min_rollouts: int
+    claims: frozenset[str]
     make: Callable[..., Any]
 
     def example(self) -> Any:
@@ -77,6 +82,7 @@ def part(
     needs: Iterable[str] = (),
     provides: Iterable[str] = (),
     min_rollouts: int = 1,
+    claims: Iterable[str] = (),
 ) -> Callable[[T], T]:
     """Register the part below: see `PartInfo` for the arguments.
 
@@ -86,7 +92,8 @@ def part(
 
     def register(make: T) -> T:
         own = name or _kebab(make.__name__)  # type: ignore[attr-defined]
-        info = PartInfo(own, slot, frozenset(needs), frozenset(provides), min_rollouts, make)  # type: ignore[arg-type]
+        declared = (frozenset(needs), frozenset(provides), min_rollouts, frozenset(claims))
+        info = PartInfo(own, slot, *declared, make)  # type: ignore[arg-type]
         key = f"{slot}/{own}"
         if key in REGISTRY and REGISTRY[key].make.__qualname__ != make.__qualname__:  # type: ignore[attr-defined]
             raise ValueError(f"two parts are called {key}")

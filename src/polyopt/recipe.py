@@ -164,6 +164,15 @@ class Recipe:
         Raises:
             RecipeError: A column that nothing provides, or too few rollouts per prompt.
         """
+        self._check_numbers()
+        surrogate = self.objective.surrogate
+        if getattr(surrogate, "aggregates", False) and self.objective.trust_region:
+            limit = name_of(self.objective.trust_region[0])
+            raise RecipeError(
+                f"{limit!r} (from {self._owner('objective.trust_region[0]')}) changes token losses, "
+                f"but {name_of(surrogate)!r} (from {self._owner('objective.surrogate')}) defines "
+                "its own reduction and has none. Drop one of the two ideas."
+            )
         available = self.provides()
         for path, item in walk(self):
             info = info_of(item)
@@ -185,6 +194,25 @@ class Recipe:
                     "no group, such as reinforce++."
                 )
         return self
+
+    def _check_numbers(self) -> None:
+        """Numbers that no run can work with."""
+        rollouts = self.rollouts
+        if rollouts.temperature <= 0:
+            raise RecipeError(
+                f"rollouts.temperature is {rollouts.temperature}: greedy decoding is no policy to "
+                "take gradients of. Use --temperature 1, or any value above 0."
+            )
+        if not 0 < rollouts.top_p <= 1:
+            raise RecipeError(f"rollouts.top_p is {rollouts.top_p}: it must be above 0, at most 1.")
+        for slot in (
+            "prompts.per_step",
+            "rollouts.per_prompt",
+            "rollouts.max_tokens",
+            "updates.micro_tokens",
+        ):
+            if read(self, slot) < 1:
+                raise RecipeError(f"{slot} is {read(self, slot)}: it must be at least 1.")
 
     def _put(self, slot: str, value: object, *, claimed: bool) -> Recipe:
         origins = {**self.origins, slot: Origin(self._applying, claimed)}

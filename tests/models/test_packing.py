@@ -8,8 +8,6 @@ import torch
 from polyopt.batch import Batch
 from polyopt.models.packing import micro_batches, rows_of
 
-CPU = torch.device("cpu")
-
 
 def test_rows_hold_prompt_then_completion() -> None:
     batch = Batch.of(
@@ -19,7 +17,7 @@ def test_rows_hold_prompt_then_completion() -> None:
         prompt_tokens=torch.tensor([[1, 2, 3], [4, 0, 0]]),
         prompt_lengths=torch.tensor([3, 1]),
     )
-    rows = rows_of(batch, CPU)
+    rows = rows_of(batch)
     assert rows.input_ids.tolist() == [[1, 2, 3, 5], [4, 7, 8, 9]]
     assert rows.targets.tolist() == [5, 6, 8, 9]
     assert rows.position.tolist() == [2, 3, 1, 2]
@@ -34,7 +32,7 @@ def test_lengths_not_padding_ids_decide_what_is_text() -> None:
         prompt_tokens=torch.tensor([[0, 4]]),
         prompt_lengths=torch.tensor([2]),
     )
-    rows = rows_of(batch, CPU)
+    rows = rows_of(batch)
     assert rows.input_ids.tolist() == [[0, 4, 5, 0]]
     assert rows.targets.tolist() == [5, 0, 0]
 
@@ -47,15 +45,15 @@ def test_an_empty_prompt_is_an_error_only_if_its_first_token_trains() -> None:
         "prompt_lengths": torch.tensor([0]),
     }
     with pytest.raises(ValueError, match="prompt is empty"):
-        rows_of(Batch.of(mask=torch.tensor([[1, 1]]), **columns), CPU)
-    rows = rows_of(Batch.of(mask=torch.tensor([[0, 1]]), **columns), CPU)
+        rows_of(Batch.of(mask=torch.tensor([[1, 1]]), **columns))
+    rows = rows_of(Batch.of(mask=torch.tensor([[0, 1]]), **columns))
     assert rows.input_ids.tolist() == [[5]] and rows.targets.tolist() == [6]
 
 
 def test_a_mask_beyond_the_completion_is_an_error(batch_of: Callable[..., Batch]) -> None:
     batch = batch_of()
     with pytest.raises(ValueError, match="beyond the completion"):
-        rows_of(batch.replace(mask=torch.ones_like(batch.mask)), CPU)
+        rows_of(batch.replace(mask=torch.ones_like(batch.mask)))
 
 
 @pytest.mark.parametrize("budget", [1, 14, 30, 1000])

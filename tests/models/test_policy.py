@@ -49,7 +49,7 @@ def test_an_attention_mask_would_change_nothing(policy_of: Make, batch_of: Batch
     from polyopt.models.packing import rows_of
 
     policy, batch = policy_of("mistral"), batch_of()
-    rows = rows_of(batch, policy.device)
+    rows = rows_of(batch)
     lengths = batch["prompt_lengths"] + batch["lengths"]
     mask = (torch.arange(rows.input_ids.shape[1]) < lengths[:, None]).long()
     masked = policy.model(input_ids=rows.input_ids, attention_mask=mask).logits
@@ -149,8 +149,9 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(
     policy_of: Make, batch_of: Batches
 ) -> None:
     plain, saving = policy_of(), policy_of(gradient_checkpointing=True)
-    calls = []
-    saving.model.model.layers[0].mlp.register_forward_hook(lambda *_: calls.append(1))
+    calls: list[int] = []
+    assert saving._scorer.plain_head
+    saving.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     pairs = zip(
         gradients(plain, plain.evaluate(batch_of(), Distribution()).logp.sum()),
         gradients(saving, saving.evaluate(batch_of(), Distribution()).logp.sum()),

@@ -88,7 +88,7 @@ def test_a_template_file_replaces_the_tokenizers(
 def test_messages_that_the_template_rejects_are_a_user_error(tokenizer_of: Maker) -> None:
     tokenizer = tokenizer_of()
     tokenizer.chat_template = "{{ raise_exception('System role not supported') }}"
-    with pytest.raises(UserError, match="rejects messages with roles system, user.*not supported"):
+    with pytest.raises(UserError, match=r"rejects messages with roles system, user.*not supported"):
         encode_prompt(tokenizer, ASK, system="S")
 
 

@@ -29,27 +29,33 @@ def raw_reward(advantages: Advantages, batch: Batch) -> Advantages:
     return spread(batch.rewards, batch.mask)
 
 
-@part("advantages.estimator", min_rollouts=2)
+@part("advantages.estimator", min_rollouts=2, claims={"zero-on-equal-rewards"})
 @dataclass(frozen=True)
 class GroupZScore:
     """A_i = (r_i - mean_g) / (std_g + eps), std with n - 1, on every sampled token.
 
-    A group of one, or of equal rewards, gives 0. (Official ports pass the raw reward of a group
-    of one through; polyopt never takes a reward for an advantage where no baseline exists.)
+    A group of equal rewards gives 0. In a group of one no baseline exists: it gives 0 as well,
+    where verl's port passes the raw reward on; `lone=1` does that.
 
     DeepSeekMath, arXiv 2402.03300, section 4.1.2.
+
+    Attributes:
+        eps: Added to the deviation.
+        lone: Share of its reward that a group of one gets as its advantage.
     """
 
     eps: float = 1e-6
+    lone: float = 0.0
 
     def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
         """Advantages [N, T]."""
         index = batch.group_index
-        deviation = group_deviation(batch.rewards, index)
-        return spread(deviation / (group_std(batch.rewards, index) + self.eps), batch.mask)
+        score = group_deviation(batch.rewards, index) / (group_std(batch.rewards, index) + self.eps)
+        lone = self.lone * batch.rewards / (1 + self.eps)
+        return spread(torch.where(group_count(index, score) == 1, lone, score), batch.mask)
 
 
-@part("advantages.estimator", min_rollouts=2)
+@part("advantages.estimator", min_rollouts=2, claims={"zero-on-equal-rewards"})
 def group_mean_baseline(advantages: Advantages, batch: Batch) -> Advantages:
     """A_i = r_i - mean_g: no division by the deviation, so no bias for easy or hard prompts.
 
@@ -58,16 +64,27 @@ def group_mean_baseline(advantages: Advantages, batch: Batch) -> Advantages:
     return spread(group_deviation(batch.rewards, batch.group_index), batch.mask)
 
 
-@part("advantages.estimator", min_rollouts=2)
-def leave_one_out(advantages: Advantages, batch: Batch) -> Advantages:
+@part("advantages.estimator", min_rollouts=2, claims={"zero-on-equal-rewards"})
+@dataclass(frozen=True)
+class LeaveOneOut:
     """A_i = r_i - mean of the others' rewards = k/(k-1) (r_i - mean_g): unbiased.
 
-    A group of one has no others and gives 0. RLOO, arXiv 2402.14740, section 3 (Kool et al. 2019).
+    A group of one has no others and gives 0, where verl's port passes the raw reward on; `lone=1`
+    does that. RLOO, arXiv 2402.14740, section 3 (Kool et al. 2019).
+
+    Attributes:
+        lone: Share of its reward that a group of one gets as its advantage.
     """
-    index = batch.group_index
-    count = group_count(index, batch.rewards)
-    scale = count / (count - 1).clamp(min=1)
-    return spread(scale * group_deviation(batch.rewards, index), batch.mask)
+
+    lone: float = 0.0
+
+    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
+        """Advantages [N, T]."""
+        index = batch.group_index
+        count = group_count(index, batch.rewards)
+        scale = count / (count - 1).clamp(min=1)
+        credit = scale * group_deviation(batch.rewards, index)
+        return spread(torch.where(count == 1, self.lone * batch.rewards, credit), batch.mask)
 
 
 @part("advantages.estimator", needs={"greedy_reward"})

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 from polyopt.advantages.baselines import (
     GroupZScore,
+    LeaveOneOut,
     WhitenedReturn,
     greedy_baseline,
     group_mean_baseline,
-    leave_one_out,
     raw_reward,
     whitened_group_mean,
 )
@@ -82,7 +82,7 @@ def dr_grpo(recipe: Recipe) -> Recipe:
 def rloo(recipe: Recipe) -> Recipe:
     """The mean reward of the prompt's other rollouts as baseline; whole completion as one action."""
     return (
-        recipe.claim("advantages.estimator", leave_one_out)
+        recipe.claim("advantages.estimator", LeaveOneOut())
         .suggest("objective.surrogate", PolicyGradient())
         .suggest("objective.aggregation", sequence_mean_token_sum)
     )

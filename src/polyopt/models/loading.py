@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import importlib.util
 import re
 from collections.abc import Iterator
@@ -177,8 +178,7 @@ def _from_pretrained(kind: str, folder: Path | None, name: str, **options: Any) 
 
 @contextlib.contextmanager
 def _no_progress_bars() -> Iterator[None]:
-    from transformers.utils import logging
-
+    logging: Any = importlib.import_module("transformers.utils.logging")
     shown = logging.is_progress_bar_enabled()
     logging.disable_progress_bar()
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from dataclasses import dataclass
 
 import torch
@@ -24,6 +25,7 @@ class Rows:
         position: Position, along L, of the hidden state that predicts it.
         column: Its column t in the batch.
         targets: Its id.
+        prompt_lengths: Prompt length of each row in tokens.
         shape: (N, T) of the batch.
     """
 
@@ -32,14 +34,20 @@ class Rows:
     position: Int[Tensor, " M"]
     column: Int[Tensor, " M"]
     targets: Int[Tensor, " M"]
+    prompt_lengths: Int[Tensor, " N"]
     shape: tuple[int, int]
 
     def scatter(self, flat: Tensor) -> Tensor:
         """Values [M] of the predicted tokens in their places in [N, T], 0 elsewhere."""
         return flat.new_zeros(self.shape).index_put((self.row, self.column), flat)
 
+    def to(self, device: torch.device) -> Rows:
+        """The rows with every tensor on `device`."""
+        tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
+        return dataclasses.replace(self, **tensors)
 
-def rows_of(batch: Batch, device: torch.device) -> Rows:
+
+def rows_of(batch: Batch) -> Rows:
     """The rows of a batch: `prompt_tokens[:prompt_lengths] + tokens[:lengths]`.
 
     Lengths decide what belongs to a row, never a padding id, since that may be an ordinary token
@@ -49,14 +57,13 @@ def rows_of(batch: Batch, device: torch.device) -> Rows:
         ValueError: A trained token without a position that predicts it (empty prompt), or beyond
             the end of its completion.
     """
-    mask = batch.mask.to(device)
-    tokens, lengths = batch["tokens"].to(device), batch["lengths"].to(device)
-    prompt, starts = batch["prompt_tokens"].to(device), batch["prompt_lengths"].to(device)
-    row, column = mask.nonzero(as_tuple=True)
+    tokens, lengths = batch["tokens"], batch["lengths"]
+    prompt, starts = batch["prompt_tokens"], batch["prompt_lengths"]
+    row, column = batch.mask.nonzero(as_tuple=True)
     _check(row, column, lengths, starts)
     position = starts[row] + column - 1
     width = int(position.max()) + 1 if len(position) else 1
-    place = torch.arange(width, device=device).expand(len(mask), width)
+    place = torch.arange(width, device=row.device).expand(len(batch), width)
     in_prompt, in_row = place < starts[:, None], place < (starts + lengths)[:, None]
     ids = torch.zeros_like(place)
     if prompt.shape[1]:
@@ -64,7 +71,8 @@ def rows_of(batch: Batch, device: torch.device) -> Rows:
     if tokens.shape[1]:
         own = (place - starts[:, None]).clamp(0, tokens.shape[1] - 1)
         ids = torch.where(in_row & ~in_prompt, tokens.gather(1, own), ids)
-    return Rows(ids, row, position, column, tokens[row, column], (mask.shape[0], mask.shape[1]))
+    shape = (len(batch), batch.width)
+    return Rows(ids, row, position, column, tokens[row, column], starts, shape)
 
 
 def _check(row: Tensor, column: Tensor, lengths: Tensor, starts: Tensor) -> None:

@@ -20,6 +20,7 @@ from polyopt.models.packing import Rows, micro_batches, rows_of
 from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
 from polyopt.models.reference import Reference, prepare_reference
 from polyopt.models.scoring import Scorer
+from polyopt.models.shared_prefix import checkpoint_contexts
 from polyopt.objectives.protocol import Evaluation
 
 Precision = Literal["float32", "bfloat16"]
@@ -286,7 +287,7 @@ class Policy:
         self, scorer: Scorer, batch: Batch, distribution: Distribution, want: Collection[str]
     ) -> Evaluation:
         check_trainable(distribution)
-        rows = rows_of(batch, self.device)
+        rows = rows_of(batch).to(self.device)
         if not len(batch):
             return _in_order(batch, [], [])
         needs = {"hidden"} & {"hidden" if name == "values" else "" for name in want}
@@ -333,10 +334,9 @@ def _in_order(batch: Batch, index: Sequence[Tensor], parts: Sequence[Evaluation]
 def _enable_checkpointing(model: Any) -> None:
     """Switch activation checkpointing on, and off the dropout that its layers apply themselves."""
     base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    if hasattr(base, "activation_checkpointing_enable"):
-        base.activation_checkpointing_enable({"use_reentrant": False})
-    else:
-        base.gradient_checkpointing_enable({"use_reentrant": False})
+    name = "activation_checkpointing_enable"  # gradient_checkpointing_enable before 5.x
+    enable = getattr(base, name, None) or base.gradient_checkpointing_enable
+    enable({"use_reentrant": False, "context_fn": checkpoint_contexts(base.config)})
     for module in model.modules():
         if getattr(module, "gradient_checkpointing", False):
             for name, value in list(vars(module).items()):

@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyopt.engines.protocol import Distribution
 from polyopt.models.log_probs import log_probs, log_probs_from_logits
 from polyopt.models.packing import Rows
+from polyopt.models.shared_prefix import PackedDecoder, pack
 
 
 @dataclass(frozen=True)
@@ -45,12 +46,14 @@ class Scorer:
         head: The module that turns them into logits, None if it can't be told.
     """
 
-    def __init__(self, model: Any) -> None:
+    def __init__(self, model: Any, *, share_prefix: bool = True) -> None:
         base = model.get_base_model() if hasattr(model, "get_base_model") else model
         body = getattr(base, "base_model", None)
         self.model = model
+        self.share_prefix = share_prefix
         self.decoder: Any = None if body is base else body
         self.head: Any = base.get_output_embeddings()
+        self.packed = PackedDecoder(self.decoder)
         self._plain_head: bool | None = None
 
     @property
@@ -66,8 +69,7 @@ class Scorer:
         """Scores of the rows' predicted tokens; `want` may hold "entropy" and "hidden"."""
         entropy = "entropy" in want
         if self.plain_head:
-            hidden = self.decoder(input_ids=rows.input_ids, use_cache=False).last_hidden_state
-            hidden = hidden[rows.row, rows.position]
+            hidden = self.hidden_states(rows)
             logp, entropies = self.head_log_probs(hidden, rows.targets, distribution, entropy)
         else:
             logits, hidden = self._model_logits(rows, "hidden" in want)
@@ -75,6 +77,16 @@ class Scorer:
                 logits, rows.targets, distribution, entropy=entropy
             )
         return Scores(logp, entropies, hidden if "hidden" in want else None)
+
+    def hidden_states(self, rows: Rows) -> Tensor:
+        """Last hidden states [M, H] that predict the rows' tokens."""
+        if self.share_prefix and len(rows.row) and self.packed.exact:
+            packed = pack(rows)
+            if self.packed.takes(packed):
+                return self.packed(packed)
+        output = self.decoder(input_ids=rows.input_ids, use_cache=False)
+        hidden: Tensor = output.last_hidden_state[rows.row, rows.position]
+        return hidden
 
     def head_log_probs(
         self, hidden: Tensor, targets: Tensor, distribution: Distribution, entropy: bool

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from jaxtyping import Bool
 from torch import Tensor
 
@@ -77,7 +78,8 @@ class Objective:
         mask = batch.loss_mask
         evaluation, batch = _sanitised(evaluation, batch, mask)
         log_ratio = self.ratio(evaluation.logp, batch)
-        token_loss = self.surrogate(log_ratio, evaluation, batch)
+        surrogate = self.surrogate(log_ratio, evaluation, batch)
+        whole, token_loss = _split(surrogate, evaluation.logp)
         for limit in self.trust_region:
             token_loss = limit(token_loss, log_ratio, evaluation, batch)
         weights = batch.columns.get("weights")
@@ -88,8 +90,15 @@ class Objective:
                 added = penalty(evaluation, batch)
                 total = total + penalty.coefficient * added.loss
                 metrics |= added.metrics
-        loss = (batch["coefficients"] * total.masked_fill(~mask, 0.0)).sum()
+        loss = whole + (batch["coefficients"] * total.masked_fill(~mask, 0.0)).sum()
         return Loss(loss, {name: value.detach() for name, value in metrics.items()})
+
+
+def _split(surrogate: TokenLoss | Loss, logp: Tokens) -> tuple[Tensor, TokenLoss]:
+    """A surrogate's own scalar, and the token losses that are yet to be aggregated."""
+    if isinstance(surrogate, Loss):
+        return surrogate.loss, TokenLoss(torch.zeros_like(logp), surrogate.metrics)
+    return logp.new_zeros(()), surrogate
 
 
 def _sanitised(
@@ -111,5 +120,3 @@ def _sanitised(
         values=None if evaluation.values is None else clean(evaluation.values),
     ), batch.replace(**cleaned)
 
-
-__all__ = ["Objective", "TokenLoss"]

@@ -64,9 +64,17 @@ class Ratio(Protocol):
 
 
 class Surrogate(Protocol):
-    """The policy-gradient term as a function of log-ratio and advantage, token by token."""
+    """The policy term as a function of log-ratio and advantage.
 
-    def __call__(self, log_ratio: Tokens, evaluation: Evaluation, batch: Batch) -> TokenLoss: ...
+    Most give token losses. A method that defines its own reduction (regressions over rollouts or
+    pairs, group losses) gives a `Loss`, declares `aggregates = True` (the recipe's aggregation then
+    only serves the penalties, and trust regions can't be added), and, if rows are coupled,
+    `coupled = True`.
+    """
+
+    def __call__(
+        self, log_ratio: Tokens, evaluation: Evaluation, batch: Batch
+    ) -> TokenLoss | Loss: ...
 
 
 class TrustRegion(Protocol):

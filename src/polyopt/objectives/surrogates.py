@@ -32,7 +32,7 @@ def drift(log_ratio: Tokens) -> dict[str, Tensor]:
     }
 
 
-@part("objective.surrogate", needs={"advantages"})
+@part("objective.surrogate", needs={"advantages"}, claims={"reinforce"})
 @dataclass(frozen=True)
 class PolicyGradient:
     """L_t = -A_t logp_t: the score-function gradient, on-policy (REINFORCE; Williams 1992)."""
@@ -42,7 +42,7 @@ class PolicyGradient:
         return TokenLoss(-batch["advantages"] * evaluation.logp, drift(log_ratio))
 
 
-@part("objective.surrogate", needs={"advantages", "logp_old"})
+@part("objective.surrogate", needs={"advantages", "logp_old"}, claims={"reinforce"})
 @dataclass(frozen=True)
 class ClippedSurrogate:
     """L_t = max(-A rho, -A clip(rho, 1 - clip_low, 1 + clip_high)), capped where A < 0.

@@ -46,10 +46,15 @@ class ReplaySuccesses:
         for group in torch.unique(batch.group).tolist():
             first = int((batch.group == group).nonzero()[0])
             known = self.pool.get(batch.prompts[first].id, [])
-            for pick in draws.permutation(len(known))[: self.per_prompt]:
+            for pick in self._picks(len(known), draws):
                 row = _row(batch.select(torch.tensor([first])), known[pick])
                 replayed.append(row.replace(rollout=torch.tensor([next_id + len(replayed)])))
         return concat([batch, *replayed])
+
+    def _picks(self, known: int, draws: np.random.Generator) -> list[int]:
+        """Which of a pool's answers join; all of a small one."""
+        order = draws.permutation(known).tolist()
+        return order[: self.per_prompt] if known > self.per_prompt else list(range(known))
 
     def store(self, batch: Batch) -> None:
         """Keep the rollouts that were right."""

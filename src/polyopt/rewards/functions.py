@@ -76,7 +76,8 @@ class UserReward:
                 "metadata": [prompt.metadata for prompt in prompts],
             }
             return self.function(**{name: columns[name] for name in self.wants})
-        return [self._one(row, *pair) for row, pair in enumerate(zip(prompts, completions))]  # noqa: B905
+        pairs = zip(prompts, completions, strict=True)
+        return [self._one(row, *pair) for row, pair in enumerate(pairs)]
 
     def _one(self, row: int, prompt: Prompt, completion: str) -> Any:
         columns = {
@@ -105,7 +106,7 @@ def user_reward(function: Any, source: Path, name: str) -> UserReward:
     """
     where = f"reward {source}:{name}"
     if isinstance(function, type) or not callable(function):
-        raise DataError(f"{where} is a {_kind(function)}, not a function: {_KINDS}.")
+        raise DataError(f"{where} is of type {_kind(function)}, not a function: {_KINDS}.")
     if inspect.iscoroutinefunction(function):
         raise DataError(f"{where} is async, which a reward can't be: make it a plain `def`.")
     wants = _wanted(inspect.signature(function), where)

@@ -64,7 +64,8 @@ def _import(path: Path) -> ModuleType:
     if name in sys.modules:
         return sys.modules[name]
     source = importlib.util.spec_from_file_location(name, file)
-    assert source is not None and source.loader is not None
+    assert source is not None
+    assert source.loader is not None
     module = importlib.util.module_from_spec(source)
     sys.modules[name] = module
     if str(file.parent) not in sys.path:

@@ -55,7 +55,7 @@ def score(
 
     Args:
         terms: Reward terms with different names.
-        prompts: The prompt of each completion.
+        prompts: The prompt of each of the `texts`.
         texts: The completions.
         first: This is the run's first scoring. A term that then returns None for every row is
             taken for a mistake (a forgotten `return`), unless other terms scored all those rows:
@@ -74,12 +74,9 @@ def score(
     if first and len(texts):
         _check_first(terms, scores, prompts)
     if len(texts) and scores.unscored == len(texts):
-        logger.warning(
-            "no reward function could score any of %d completions (%s): this batch teaches "
-            "nothing.",
-            len(texts),
-            ", ".join(term.name for term in terms) or "there is none",
-        )
+        names = ", ".join(term.name for term in terms) or "there is none"
+        said = f"no reward could score any of {len(texts)} completions ({names})"
+        logger.warning("%s: they teach nothing.", said)
     return scores
 
 

@@ -143,8 +143,8 @@ def _parquet(path: Path) -> list[Row]:
 def _record(value: object, place: str) -> Row:
     if not isinstance(value, Mapping):
         raise DataError(
-            f"{place} is a {type(value).__name__}, not an object: {_start(repr(value))}. Each "
-            'record is an object such as {"prompt": "...", "answer": "..."}.'
+            f"{place} is of type {type(value).__name__}, not an object: {_start(repr(value))}. "
+            'Each record is an object such as {"prompt": "...", "answer": "..."}.'
         )
     return Row(place, value)
 

@@ -150,7 +150,7 @@ def _from_python(spec: str, path: str, name: str, request: Request) -> Task:
     if isinstance(found, Sequence) and not isinstance(found, str | bytes):
         return _from_data(found, spec, request)
     raise DataError(
-        f"task {spec!r} is a {type(found).__name__}; it must be a polyopt Task, a function "
+        f"task {spec!r} is of type {type(found).__name__}; it must be a polyopt Task, a function "
         'returning one, or a list of {"prompt": ..., "answer": ...}.'
     )
 
@@ -202,7 +202,7 @@ def _from_data(data: Rows, name: str, request: Request) -> Task:
     for i, one in enumerate(data):
         if not isinstance(one, Mapping):
             raise DataError(
-                f"task {name!r}: row {i} is a {type(one).__name__} ({one!r:.60}); rows are "
+                f"task {name!r}: row {i} is of type {type(one).__name__} ({one!r:.60}); rows are "
                 '{"prompt": ..., "answer": ...}, or all of them are polyopt Prompts.'
             )
         rows.append(Row(f"{name} row {i}", one))

@@ -60,13 +60,17 @@ class SlowFast:
         self.watch(float(batch["entropy"][batch.mask].mean()) if batch.mask.any() else 0.0)
         return steps
 
-    def watch(self, entropy: float) -> None:
-        """Note a batch's mean token entropy (nats), and stop the fast steps if it left its band."""
+    def watch(self, entropy: float) -> float:
+        """Note a batch's mean token entropy (nats), and stop the fast steps if it left its band.
+
+        Returns its distance from the window's mean in the window's (population) deviations.
+        """
         self.entropies = [*self.entropies, entropy][-self.window :]
-        if len(self.entropies) == self.window:
-            deviation = float(np.std(self.entropies)) + 1e-8
-            if abs(entropy - float(np.mean(self.entropies))) / deviation >= self.threshold:
-                self.stopped = True
+        mean, deviation = float(np.mean(self.entropies)), float(np.std(self.entropies))
+        distance = (entropy - mean) / (deviation + 1e-8)
+        if len(self.entropies) == self.window and abs(distance) >= self.threshold:
+            self.stopped = True
+        return distance
 
     def state_dict(self) -> dict[str, Any]:
         """Recent entropies, and whether the fast steps have ended."""

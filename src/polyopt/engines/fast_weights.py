@@ -1,0 +1,195 @@
+"""The weights of Llama-like models as the fast decoder wants them.
+
+Q, K and V are one projection, gate and up are another. The two halves that rotary embeddings turn
+against each other are interleaved in the rows of Q and K, so a rotation is one complex product;
+scores don't change, as queries and keys are permuted alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+
+from polyopt.engines.fast_projection import Projection, projection
+
+FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
+STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Sizes of the model: H query heads and K key-value heads of D dimensions."""
+
+    layers: int
+    query_heads: int
+    key_heads: int
+    head_dim: int
+    norm_eps: float
+    scaling: float
+
+
+@dataclass(frozen=True)
+class LayerWeights:
+    """One block."""
+
+    input_norm: Tensor
+    qkv: Projection
+    head_norm: Float[Tensor, "H+K D"] | None
+    out: Projection
+    mlp_norm: Tensor
+    gate_up: Projection
+    down: Projection
+
+
+@dataclass(frozen=True)
+class Weights:
+    """The whole model."""
+
+    embedding: Float[Tensor, "V I"]
+    layers: list[LayerWeights]
+    norm: Tensor
+    head: Projection
+
+
+def why_unsupported(model: PreTrainedModel) -> str | None:
+    """What keeps the model from the fast decoder, or None."""
+    config = model.config
+    if config.model_type not in FAMILIES:
+        return f"model type {config.model_type}"
+    rotary = getattr(config, "rope_parameters", None) or {}
+    if rotary.get("rope_type") not in STATIC_ROTARY or rotary.get("partial_rotary_factor", 1) != 1:
+        return f"rotary embedding {rotary}"
+    if config.hidden_act not in ("silu", "swish"):
+        return f"activation {config.hidden_act}"
+    limit = config.max_position_embeddings
+    for block in model.model.layers:
+        if (getattr(block.self_attn, "sliding_window", None) or limit) < limit:
+            return "sliding-window attention"
+    if (
+        config.model_type == "mistral" and (getattr(config, "sliding_window", None) or limit) < limit
+    ):
+        return "sliding-window attention"
+    for module in _linears(model):
+        if reason := _why_opaque(module):
+            return reason
+    return None
+
+
+def geometry_of(model: PreTrainedModel) -> Geometry:
+    """The model's sizes."""
+    config = model.config
+    attention: Any = model.model.layers[0].self_attn
+    return Geometry(
+        layers=config.num_hidden_layers,
+        query_heads=config.num_attention_heads,
+        key_heads=config.num_key_value_heads,
+        head_dim=attention.head_dim,
+        norm_eps=config.rms_norm_eps,
+        scaling=attention.scaling,
+    )
+
+
+def fingerprint(model: PreTrainedModel) -> Hashable:
+    """Changes whenever a weight is written in place or replaced, or an adapter is switched."""
+    weights = tuple((p.data_ptr(), p._version) for p in model.parameters())
+    adapters = tuple(
+        (tuple(m.active_adapters), m.disable_adapters, m.merged, tuple(m.scaling.items()))
+        for m in _linears(model)
+        if _is_lora(m)
+    )
+    return weights, adapters
+
+
+def read_weights(model: PreTrainedModel) -> Weights:
+    """Copy the model's weights as they are now, with LoRA adapters added in."""
+    geometry = geometry_of(model)
+    inner: Any = model.model
+    head: Any = model.get_output_embeddings()
+    return Weights(
+        embedding=inner.embed_tokens.weight.detach(),
+        layers=[_layer(block, geometry) for block in inner.layers],
+        norm=inner.norm.weight.detach(),
+        head=projection(*_affine(head)),
+    )
+
+
+def _layer(block: Any, geometry: Geometry) -> LayerWeights:
+    attention, mlp = block.self_attn, block.mlp
+    heads = (geometry.query_heads, geometry.key_heads)
+    parts = [_affine(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
+    qkv = [
+        (_interleave(weight, count), None if bias is None else _interleave(bias, count))
+        for (weight, bias), count in zip(parts, heads, strict=False)
+    ]
+    head_norm = None
+    if hasattr(attention, "q_norm"):
+        norms = [_interleave(n.weight.detach(), 1) for n in (attention.q_norm, attention.k_norm)]
+        head_norm = torch.cat([n.expand(c, -1) for n, c in zip(norms, heads, strict=True)])
+    return LayerWeights(
+        input_norm=block.input_layernorm.weight.detach(),
+        qkv=_joined([*qkv, parts[2]]),
+        head_norm=head_norm,
+        out=projection(*_affine(attention.o_proj)),
+        mlp_norm=block.post_attention_layernorm.weight.detach(),
+        gate_up=_joined([_affine(mlp.gate_proj), _affine(mlp.up_proj)]),
+        down=projection(*_affine(mlp.down_proj)),
+    )
+
+
+def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> Projection:
+    """One projection that computes several at once."""
+    weights = torch.cat([weight for weight, _ in parts])
+    if all(bias is None for _, bias in parts):
+        return projection(weights)
+    biases = [w.new_zeros(len(w)) if bias is None else bias for w, bias in parts]
+    return projection(weights, torch.cat(biases))
+
+
+def _interleave(rows: Tensor, heads: int) -> Tensor:
+    """Rows of each head reordered so that rotation partners i and i + D/2 are neighbours."""
+    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+
+
+def _linears(model: PreTrainedModel) -> list[Any]:
+    """All modules that are read as affine maps."""
+    inner: Any = model.model
+    found = [model.get_output_embeddings()]
+    for block in inner.layers:
+        attention, mlp = block.self_attn, block.mlp
+        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
+        found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
+    return found
+
+
+def _is_lora(module: Any) -> bool:
+    return hasattr(module, "lora_A") and hasattr(module, "get_delta_weight")
+
+
+def _why_opaque(module: Any) -> str | None:
+    """Why the module's weight can't be read, or None."""
+    if _is_lora(module):
+        variants = getattr(module, "lora_variant", {}) or any(
+            getattr(module, "use_dora", {}).values()
+        )
+        if variants or any(getattr(module, "lora_bias", {}).values()):
+            return "a LoRA variant"
+        module = module.get_base_layer()
+    return None if type(module) is nn.Linear else f"a layer of type {type(module).__name__}"
+
+
+def _affine(module: Any) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of a linear layer, active LoRA adapters added."""
+    if not _is_lora(module):
+        return module.weight.detach(), None if module.bias is None else module.bias.detach()
+    weight, bias = _affine(module.get_base_layer())
+    if not (module.merged or module.disable_adapters):
+        for adapter in module.active_adapters:
+            if adapter in module.lora_A:
+                weight = weight + module.get_delta_weight(adapter).detach()
+    return weight, bias

@@ -1,0 +1,88 @@
+"""Synthetic batches for the laws: every column a part may need, ragged and uneven on purpose."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from polyopt.batch import PADDING, Batch, Prompt
+from polyopt.parts import PartInfo, load_all_parts
+
+
+def ragged_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
+    """Twelve rollouts of four prompts (5, 4, 2 and 1), lengths 0 to 7, a hole in one mask."""
+    draw = torch.Generator().manual_seed(seed)
+    group = torch.tensor([7, 3, 7, 90, 3, 7, 3, 12, 7, 12, 3, 7])
+    lengths = torch.tensor([5, 7, 3, 4, 1, 6, 7, 2, 0, 5, 4, 7])
+    n, width = len(group), 7
+    inside = torch.arange(width)[None] < lengths[:, None]
+    mask = inside.clone()
+    mask[1, 2] = False  # tool output inside a completion
+    rewards = (torch.rand(n, generator=draw) < 0.5).to(dtype)
+    rewards[group == 12] = 1.0  # a group of equal rewards
+    rewards[:2] = torch.tensor([1.0, 0.0], dtype=dtype)
+
+    def tokens_like(scale: float = 1.0, shift: float = 0.0) -> Tensor:
+        values = torch.randn(n, width, generator=draw, dtype=dtype) * scale + shift
+        return values.masked_fill(~inside, 0.0)
+
+    logp_old = -tokens_like(1.0).abs()
+    columns = {
+        "tokens": torch.randint(2, 9, (n, width), generator=draw).masked_fill(~inside, 0),
+        "lengths": lengths,
+        "prompt_tokens": torch.randint(2, 9, (n, 3), generator=draw),
+        "prompt_lengths": torch.full((n,), 3),
+        "provenance": torch.where(inside, torch.where(mask, 4, -2), PADDING),
+        "logp_sampler": logp_old,
+        "logp_old": logp_old,
+        "logp_ref": logp_old + tokens_like(0.3),
+        "entropy": tokens_like().abs(),
+        "values": tokens_like(0.5),
+        "returns": tokens_like(0.5),
+        "advantages": tokens_like(),
+        "truncated": lengths == width,
+        "max_tokens": torch.full((n,), 8.0, dtype=dtype),
+        "greedy_reward": (group % 2).to(dtype),
+        "accuracy": rewards.clone(),
+    }
+    prompts = [Prompt(f"p{g}", f"problem {g}", metadata={"solution": "ab"}) for g in group.tolist()]
+    return Batch.of(
+        mask=mask,
+        group=group,
+        rewards=rewards,
+        prompts=prompts,
+        texts=[f"answer {i}" for i in range(n)],
+        **columns,
+    )
+
+
+def widened(batch: Batch, by: int = 3) -> Batch:
+    """The same rollouts with more padding; garbage stands in it."""
+
+    def wide(column: Tensor) -> Tensor:
+        if column.dim() < 2 or column.shape[1] != batch.width:
+            return column
+        filler = torch.full((len(column), by, *column.shape[2:]), 5, dtype=column.dtype)
+        return torch.cat([column, filler], dim=1)
+
+    columns = {name: wide(column) for name, column in batch.columns.items()}
+    columns["provenance"] = wide(batch["provenance"]).clone()
+    columns["provenance"][:, batch.width :] = PADDING
+    mask = torch.cat([batch.mask, torch.zeros(len(batch), by, dtype=torch.bool)], dim=1)
+    return batch.replace(mask=mask, columns=columns)
+
+
+def renamed(batch: Batch) -> Batch:
+    """The same groups and rollouts under other ids, in another order of ids."""
+    return batch.replace(group=1000 - batch.group, rollout=batch.rollout * 17 + 5)
+
+
+def parts_in(*slots: str) -> list[PartInfo]:
+    """Registered parts of some slots, in order of name."""
+    found = [info for info in load_all_parts().values() if info.slot in slots]
+    return sorted(found, key=lambda info: (info.slot, info.name))
+
+
+def names(infos: list[PartInfo]) -> list[str]:
+    """Test ids."""
+    return [f"{info.slot}/{info.name}" for info in infos]

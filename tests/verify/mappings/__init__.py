@@ -1,0 +1,1 @@
+"""Mappings from vector files to parts, one module per family."""
