@@ -20,6 +20,7 @@ class Ticket:
 
     index: int
     request: SampleRequest
+    group: int
 
     @property
     def key(self) -> Key:
@@ -27,9 +28,14 @@ class Ticket:
         return _key(self.request)
 
     @property
+    def _completion(self) -> int:
+        """Most tokens after what counts as its prompt."""
+        return self.request.max_tokens - (0 if self.request.prompt else len(self.request.prefix))
+
+    @property
     def shape(self) -> RowShape:
         """The room its row needs."""
-        return RowShape(len(self.key[0]), self.request.max_tokens)
+        return RowShape(len(self.key[0]), self._completion, self.group)
 
 
 def _key(request: SampleRequest) -> Key:

