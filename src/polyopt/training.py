@@ -26,12 +26,13 @@ from polyopt.models.policy import Policy
 from polyopt.pipeline import batch_arithmetic, describe
 from polyopt.recipe import Recipe
 from polyopt.report.html import write_report
-from polyopt.report.live import LiveDisplay
+from polyopt.report.live import LiveDisplay, print_before_after
 from polyopt.run_folder import RunFolder, new_run_path, read_rows
 from polyopt.seeding import derive_seed
 from polyopt.tasks.load import load_task
 from polyopt.tasks.task import Task
 from polyopt.trainer import StepResult, Trainer
+from polyopt.watch import Watch
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -169,14 +170,15 @@ class Run:
     description: Mapping[str, Any]
     before: dict[str, float] = field(default_factory=dict)
     _stop: bool = False
+    _watch: Watch = field(default_factory=Watch)
 
     def go(self, *, resume: bool) -> RunResult:
         """Train to the last step, or until Ctrl-C."""
-        display = LiveDisplay(
-            self.settings.steps, start=0, quiet=self.settings.quiet
-        )
+        title = f"{self.description['expression']} on {self.description['task']}"
+        display = LiveDisplay(self.settings.steps, title=title, quiet=self.settings.quiet)
         if resume:
             self._restore(display.warn)
+            display.step = self.trainer.done
         else:
             self.folder.write_json("run.json", self.description)
         display.print_pipeline(self.description["pipeline"])
@@ -199,6 +201,8 @@ class Run:
             rows = logged_rollouts(result, self.trainer.policy, step, self.settings.log_groups)
             self.folder.write_rollouts(f"step-{step:06d}", rows)
         display.update(step, result.metrics)
+        for warning in self._watch.warnings(step, result.metrics):
+            display.warn(warning)
         last = step == self.settings.steps
         if self.settings.eval_every and step % self.settings.eval_every == 0 and not last:
             self._evaluate(f"step-{step}")
@@ -267,13 +271,15 @@ class Run:
             self.trainer.policy.save(self.folder.model)
         report = write_report(path)
         if interrupted:
-            display.note(
+            print(
                 f"stopped after step {self.trainer.done} of {self.settings.steps}, all saved; "
                 f"continue with: polyopt train --resume {path}"
             )
-        elif after:
-            display.print_before_after(self.before, after)
-        display.note(f"run     {path}\nmodel   {self.folder.model}\nreport  {report}")
+        else:
+            if after:
+                print_before_after(self.before, after)
+            print(f"model   {self.folder.model}")
+        print(f"run     {path}\nreport  {report}", flush=True)
         return RunResult(path, self.before, after, self.trainer.policy, interrupted)
 
     def _last_evaluation(self) -> dict[str, float]:

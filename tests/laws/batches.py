@@ -44,8 +44,9 @@ def ragged_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
         "max_tokens": torch.full((n,), 8.0, dtype=dtype),
         "greedy_reward": (group % 2).to(dtype),
         "accuracy": rewards.clone(),
+        **rollout_credit_columns(group, inside, dtype),
     }
-    prompts = [Prompt(f"p{g}", f"problem {g}", metadata={"solution": "ab"}) for g in group.tolist()]
+    prompts = [Prompt(f"p{g}", f"problem {g}", metadata={"solution": "ab", "static_value": 0.3}) for g in group.tolist()]
     return Batch.of(
         mask=mask,
         group=group,
@@ -54,6 +55,26 @@ def ragged_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
         texts=[f"answer {i}" for i in range(n)],
         **columns,
     )
+
+
+def rollout_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Columns read by parts that give credit to whole rollouts, lists or thoughts."""
+    draw = torch.Generator().manual_seed(11)
+    n, width = inside.shape
+    hits = torch.randint(0, 2, (n, 3), generator=draw).to(dtype)
+    return {
+        "static_value": (group % 3).to(dtype) / 4,
+        "reference_reward": torch.randint(0, 2, (n,), generator=draw).to(dtype),
+        "answer_class": torch.randint(0, 3, (n,), generator=draw),
+        "previous_drift": torch.rand(n, generator=draw, dtype=dtype) / 10,
+        "global_advantages": torch.randn(n, 1, generator=draw, dtype=dtype) * inside,
+        "local_weight": torch.rand(n, 1, generator=draw, dtype=dtype) * inside,
+        "hits": hits,
+        "rank_rewards": hits * 0.7,
+        "items": (torch.arange(width)[None] // 2).expand(n, -1).masked_fill(~inside, -1),
+        "thought": torch.arange(n) // 2 + 40,
+        "thought_tokens": inside & (torch.arange(width)[None] < 3),
+    }
 
 
 def widened(batch: Batch, by: int = 3) -> Batch:

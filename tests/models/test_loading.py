@@ -31,7 +31,9 @@ def test_a_folder_loads_with_its_tokenizer(
     policy = load_policy(str(folder), device="cpu")
     expected = policy_of().evaluate_all(batch_of(), Distribution()).logp
     assert torch.equal(policy.evaluate_all(batch_of(), Distribution()).logp, expected)
-    assert policy.version == 0 and policy.stop_ids == {2} and policy.name == str(folder)
+    assert policy.version == 0
+    assert policy.stop_ids == {2}
+    assert policy.name == str(folder)
 
 
 def test_a_value_head_is_saved_and_found_again(folder: Path) -> None:
@@ -40,7 +42,8 @@ def test_a_value_head_is_saved_and_found_again(folder: Path) -> None:
     torch.nn.init.constant_(policy.value_head.linear.weight, 0.5)
     policy.save(folder)
     again = load_policy(folder, value_head=True)
-    assert again.value_head is not None and (again.value_head.linear.weight == 0.5).all()
+    assert again.value_head is not None
+    assert (again.value_head.linear.weight == 0.5).all()
 
 
 def test_lora_trains_the_adapter_only_and_is_the_same_for_the_same_seed(
@@ -53,7 +56,8 @@ def test_lora_trains_the_adapter_only_and_is_the_same_for_the_same_seed(
     two = load_policy(folder, lora=4)
     assert torch.equal(torch.get_rng_state(), state)
     pairs = list(zip(one.trainable_parameters(), two.trainable_parameters(), strict=True))
-    assert pairs and all(torch.equal(a, b) for a, b in pairs)
+    assert pairs
+    assert all(torch.equal(a, b) for a, b in pairs)
     assert all("lora_" in n for n, p in one.model.named_parameters() if p.requires_grad)
     assert one._scorer.plain_head
 
@@ -88,8 +92,10 @@ def test_bfloat16_stores_only_the_frozen_weights_in_16_bits(folder: Path) -> Non
         load_policy(folder, dtype="bfloat16"),
         load_policy(folder, dtype="bfloat16", lora=2),
     )
-    assert stored(full, True) == {torch.float32} and not stored(full, False)
-    assert stored(lora, True) == {torch.float32} and stored(lora, False) == {torch.bfloat16}
+    assert stored(full, True) == {torch.float32}
+    assert not stored(full, False)
+    assert stored(lora, True) == {torch.float32}
+    assert stored(lora, False) == {torch.bfloat16}
 
 
 def test_lora_state_holds_the_adapter_alone(folder: Path, batch_of: Batches) -> None:
@@ -207,10 +213,12 @@ def test_smollm2_answers_with_its_own_template_and_stop_id() -> None:
     policy = load_policy("smollm2")
     prompt = policy.encode(Prompt("p", ({"role": "user", "content": "What is 2+3?"},)))
     text = policy.decode(prompt, skip_special_tokens=False)
-    assert text.startswith("<|im_start|>system\n") and text.count("<|im_start|>system") == 1
+    assert text.startswith("<|im_start|>system\n")
+    assert text.count("<|im_start|>system") == 1
     assert text.endswith("<|im_start|>user\nWhat is 2+3?<|im_end|>\n<|im_start|>assistant\n")
     assert policy.encode(Prompt("p", "Hello"))[0] != policy.tokenizer.bos_token_id
     assert policy.stop_ids == {policy.tokenizer.convert_tokens_to_ids("<|im_end|>")}
     done = policy.model.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
     reply = done[0, len(prompt) :].tolist()
-    assert policy.decode(reply) == "2 + 3 = 5" and reply[-1] in policy.stop_ids
+    assert policy.decode(reply) == "2 + 3 = 5"
+    assert reply[-1] in policy.stop_ids

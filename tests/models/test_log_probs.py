@@ -90,7 +90,8 @@ def test_cut_distributions_keep_the_sampled_token_and_sum_to_one(cut: Distributi
     logits = torch.tensor([[3.0, 2.0, 1.0, 0.0, -1.0, -2.0, -9.0]])
     every = torch.arange(7)
     logp, entropy = log_probs_from_logits(logits.expand(7, 7), every, cut, entropy=True)
-    assert torch.isfinite(logp).all() and torch.isfinite(entropy).all()
+    assert torch.isfinite(logp).all()
+    assert torch.isfinite(entropy).all()
     inside = logp[:1].exp().item()
     kept = (logits / cut.temperature).softmax(-1)[0]
     assert inside > kept[0].item() + 1e-4, "cutting must raise the probability of what remains"
@@ -127,7 +128,8 @@ def test_bfloat16_inputs_are_summed_in_float32() -> None:
     assert logp.dtype == torch.float32
     torch.testing.assert_close((logp, entropy), expected)
     logp.sum().backward()
-    assert low_h.grad is not None and low_h.grad.dtype == torch.bfloat16
+    assert low_h.grad is not None
+    assert low_h.grad.dtype == torch.bfloat16
 
 
 def test_no_more_than_a_chunk_of_logits_exists(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -142,13 +144,17 @@ def test_no_more_than_a_chunk_of_logits_exists(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(module, "_logits", spy)
     for distribution in (Distribution(), CUTS[0]):
         log_probs(hidden, weight, targets, distribution, chunk=3)[0].sum().backward()
-    assert max(sizes) == 3 and sum(sizes) == 4 * 7
+    assert max(sizes) == 3
+    assert sum(sizes) == 4 * 7
 
 
 @pytest.mark.parametrize("distribution", [Distribution(), CUTS[0]])
 def test_no_tokens_give_empty_results_with_a_graph(distribution: Distribution) -> None:
     hidden, weight, _, targets = inputs(False)
     logp, entropy = log_probs(hidden[:0], weight, targets[:0], distribution, entropy=True)
-    assert logp.shape == (0,) and entropy is not None and entropy.shape == (0,)
+    assert logp.shape == (0,)
+    assert entropy is not None
+    assert entropy.shape == (0,)
     logp.sum().backward()
-    assert weight.grad is not None and not weight.grad.any()
+    assert weight.grad is not None
+    assert not weight.grad.any()

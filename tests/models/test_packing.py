@@ -47,7 +47,8 @@ def test_an_empty_prompt_is_an_error_only_if_its_first_token_trains() -> None:
     with pytest.raises(ValueError, match="prompt is empty"):
         rows_of(Batch.of(mask=torch.tensor([[1, 1]]), **columns))
     rows = rows_of(Batch.of(mask=torch.tensor([[0, 1]]), **columns))
-    assert rows.input_ids.tolist() == [[5]] and rows.targets.tolist() == [6]
+    assert rows.input_ids.tolist() == [[5]]
+    assert rows.targets.tolist() == [6]
 
 
 def test_a_mask_beyond_the_completion_is_an_error(batch_of: Callable[..., Batch]) -> None:

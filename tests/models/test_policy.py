@@ -81,7 +81,8 @@ def test_values_are_read_before_the_token_and_not_tempered(
     nn.init.normal_(head.linear.weight)
     policy, batch = policy_of(kind, value_head=head), batch_of(rows=2)
     values = [policy.evaluate(batch, Distribution(t), ("values",)).values for t in (1.0, 0.25)]
-    assert values[0] is not None and torch.equal(values[0], values[1])  # type: ignore[arg-type]
+    assert values[0] is not None
+    assert torch.equal(values[0], values[1])
     i, t = batch.mask.nonzero()[-1].tolist()
     p = int(batch["prompt_lengths"][i])
     ids = torch.cat([batch["prompt_tokens"][i, :p], batch["tokens"][i, :t]])
@@ -102,7 +103,8 @@ def test_micro_batches_come_back_in_order(policy_of: Make, batch_of: Batches) ->
         parts = policy.evaluate_all(batch, Distribution(), ("entropy", "values"), budget)
         torch.testing.assert_close(parts.logp, whole.logp.detach(), rtol=1e-5, atol=1e-5)
         torch.testing.assert_close(parts.entropy, whole.entropy.detach(), rtol=1e-5, atol=1e-5)  # type: ignore[union-attr]
-        assert parts.values is not None and not parts.logp.requires_grad
+        assert parts.values is not None
+        assert not parts.logp.requires_grad
 
 
 def test_padding_changes_nothing(policy_of: Make, batch_of: Batches) -> None:
@@ -115,7 +117,8 @@ def test_padding_changes_nothing(policy_of: Make, batch_of: Batches) -> None:
     )
     narrow = policy.evaluate(batch, Distribution()).logp
     wide = policy.evaluate(wider, Distribution()).logp
-    assert torch.equal(wide[:, : batch.width], narrow) and not wide[:, batch.width :].any()
+    assert torch.equal(wide[:, : batch.width], narrow)
+    assert not wide[:, batch.width :].any()
 
 
 def test_rows_without_trained_tokens_and_empty_batches_give_zeros(
@@ -185,7 +188,8 @@ def test_state_dict_restores_weights_value_head_and_version_exactly(
     assert not torch.equal(policy.evaluate_all(batch_of(), Distribution()).logp, before.logp)
     policy.load_state_dict(saved)
     after = policy.evaluate_all(batch_of(), Distribution(), ("values",))
-    assert torch.equal(after.logp, before.logp) and torch.equal(after.values, before.values)  # type: ignore[arg-type]
+    assert torch.equal(after.logp, before.logp)
+    assert torch.equal(after.values, before.values)
     assert policy.version == 0
     with pytest.raises(UserError, match="another policy"):
         policy_of("qwen2", value_head=ValueHead(32)).load_state_dict(saved)
@@ -221,4 +225,5 @@ def test_tied_and_trained_weights_are_listed_once(model_of: Any, policy_of: Make
 def test_decode_keeps_special_tokens_only_on_request(policy_of: Make) -> None:
     policy = policy_of()
     ids = policy.tokenizer("hi </s>", add_special_tokens=True).input_ids
-    assert policy.decode(ids) == "hi " and policy.decode(ids, False) == "<s>hi </s>"
+    assert policy.decode(ids) == "hi "
+    assert policy.decode(ids, False) == "<s>hi </s>"

@@ -59,7 +59,8 @@ def test_addition_and_system_message_go_where_they_belong(tokenizer_of: Maker) -
     )
     text = show(tokenizer, encode_prompt(tokenizer, turns, addition="+", system="S"))
     assert text.startswith("<s><|user|>system:S<|end|><|user|>user:a<|end|>")
-    assert "user:c+<|end|>" in text and "assistant:d<|end|>" in text
+    assert "user:c+<|end|>" in text
+    assert "assistant:d<|end|>" in text
     own = Prompt("p", ({"role": "system", "content": "T"}, {"role": "user", "content": "a"}))
     assert "system:S\n\nT<|end|>" in show(tokenizer, encode_prompt(tokenizer, own, system="S"))
     assert turns.messages[2]["content"] == "c"  # type: ignore[index]

@@ -1,4 +1,4 @@
-"""Shared ingredients of the advantages: statistics over groups, tokens and the batch."""
+"""Shared ingredients of the advantages: statistics over groups (`polyopt.groups`) and tokens."""
 
 from __future__ import annotations
 
@@ -7,44 +7,11 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-
-def group_sum(values: Float[Tensor, " N"], index: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Sum over each row's group, given back to every row. `index` counts groups from 0."""
-    groups = int(index.max()) + 1 if len(index) else 0
-    sums = values.new_zeros(groups).index_add(0, index, values)
-    return sums[index]
-
-
-def group_count(index: Int[Tensor, " N"], like: Tensor) -> Float[Tensor, " N"]:
-    """Rows in each row's group."""
-    return group_sum(torch.ones_like(like), index)
-
-
-def group_mean(values: Float[Tensor, " N"], index: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Mean over each row's group."""
-    return group_sum(values, index) / group_count(index, values)
-
-
-def group_std(
-    values: Float[Tensor, " N"], index: Int[Tensor, " N"], ddof: int = 1
-) -> Float[Tensor, " N"]:
-    """Standard deviation over each row's group; exactly 0 for a group of one or of equal values."""
-    deviation = group_deviation(values, index)
-    count = group_count(index, values)
-    return (group_sum(deviation.square(), index) / (count - ddof).clamp(min=1)).sqrt()
-
-
-def group_deviation(values: Float[Tensor, " N"], index: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Values less their group's mean; exactly 0 where a group's values are all equal.
-
-    The mean of n equal floats need not equal them, and dividing that rounding error by a
-    deviation of the same size would make a signal of it.
-    """
-    groups = int(index.max()) + 1 if len(index) else 0
-    low = values.new_full((groups,), float("inf")).scatter_reduce(0, index, values, "amin")
-    high = values.new_full((groups,), float("-inf")).scatter_reduce(0, index, values, "amax")
-    flat = (low == high)[index]
-    return torch.where(flat, torch.zeros_like(values), values - group_mean(values, index))
+from polyopt.groups import group_count as group_count
+from polyopt.groups import group_deviation as group_deviation
+from polyopt.groups import group_mean as group_mean
+from polyopt.groups import group_std as group_std
+from polyopt.groups import group_sum as group_sum
 
 
 def masked_mean(values: Float[Tensor, "N T"], mask: Bool[Tensor, "N T"]) -> Float[Tensor, ""]:

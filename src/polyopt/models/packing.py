@@ -43,8 +43,9 @@ class Rows:
 
     def to(self, device: torch.device) -> Rows:
         """The rows with every tensor on `device`."""
-        tensors = {k: v.to(device) for k, v in vars(self).items() if isinstance(v, Tensor)}
-        return dataclasses.replace(self, **tensors)
+        fields = dataclasses.fields(self)
+        tensors = [getattr(self, f.name).to(device) for f in fields if f.name != "shape"]
+        return Rows(*tensors, self.shape)
 
 
 def rows_of(batch: Batch) -> Rows:
@@ -108,3 +109,41 @@ def micro_batches(batch: Batch, micro_tokens: int) -> list[Int[Tensor, " rows"]]
         splits.append(order[start : start + rows])
         start += rows
     return splits
+
+
+def shared_micro_batches(batch: Batch, micro_tokens: int) -> list[Int[Tensor, " rows"]]:
+    """As `micro_batches`, for the packed forward: rows with one prompt stay together.
+
+    Counted are the tokens that are encoded: completions, and each prompt once. Prompts are taken
+    in order of their longest row, the rows of a prompt longest first.
+    """
+    if micro_tokens < 1:
+        raise ValueError(f"micro_tokens must be at least 1, not {micro_tokens}")
+    if not len(batch):
+        return []
+    starts, lengths = batch["prompt_lengths"].cpu(), batch["lengths"].cpu()
+    prompt = same_prompts(batch["prompt_tokens"].cpu(), starts)
+    longest = torch.zeros(len(batch), dtype=torch.long)
+    longest.scatter_reduce_(0, prompt, lengths + starts, "amax")
+    keys = zip((-longest[prompt]).tolist(), prompt.tolist(), (-lengths).tolist(), strict=True)
+    order = [row for _, row in sorted(zip(keys, range(len(batch)), strict=True))]
+    splits: list[list[int]] = [[]]
+    total, held = 0, set[int]()
+    for row in order:  # greedy, so row by row
+        own, stem = int(lengths[row]), int(prompt[row])
+        cost = own if stem in held else own + int(starts[row])
+        if splits[-1] and total + cost > micro_tokens:
+            splits.append([])
+            total, held, cost = 0, set(), own + int(starts[row])
+        splits[-1].append(row)
+        total, held = total + cost, held | {stem}
+    return [torch.tensor(rows) for rows in splits]
+
+
+def same_prompts(tokens: Int[Tensor, "N L"], lengths: Int[Tensor, " N"]) -> Int[Tensor, " N"]:
+    """A number for each row, equal for rows whose first `lengths` tokens are equal."""
+    tokens = tokens[:, : int(lengths.max())]
+    beyond = torch.arange(tokens.shape[1], device=tokens.device) >= lengths[:, None]
+    text = torch.cat([lengths[:, None], tokens.masked_fill(beyond, 0)], 1)
+    number: Tensor = torch.unique(text, dim=0, return_inverse=True)[1]
+    return number

@@ -16,7 +16,7 @@ from polyopt.batch import Batch, Prompt
 from polyopt.engines.protocol import Distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import check_trainable
-from polyopt.models.packing import Rows, micro_batches, rows_of
+from polyopt.models.packing import Rows, micro_batches, rows_of, shared_micro_batches
 from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
 from polyopt.models.reference import Reference, prepare_reference
 from polyopt.models.scoring import Scorer
@@ -69,6 +69,7 @@ class Policy:
         precision: Precision = "float32",
         chat_template: str = "auto",
         gradient_checkpointing: bool = False,
+        shared_prefix: bool = True,
         name: str | None = None,
     ) -> None:
         self.model = model
@@ -80,7 +81,7 @@ class Policy:
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.gradient_checkpointing = gradient_checkpointing
         self._chat = use_chat_template(tokenizer, chat_template)
-        self._scorer = Scorer(model)
+        self._scorer = Scorer(model, share_prefix=shared_prefix)
         self._reference: Reference | None = None
         if gradient_checkpointing:
             _enable_checkpointing(model)
@@ -186,7 +187,15 @@ class Policy:
         return _in_order(batch, index, parts)
 
     def micro_batches(self, batch: Batch, micro_tokens: int) -> list[Int[Tensor, " rows"]]:
-        """Row indices of micro-batches whose padded rows hold at most `micro_tokens` tokens."""
+        """Row indices of micro-batches that encode at most `micro_tokens` tokens each.
+
+        Where shared prompts are encoded once, rows of one prompt stay together; else rows of like
+        length do, and padding counts.
+        """
+        if len(batch):
+            longest = int((batch["prompt_lengths"] + batch["lengths"]).max())
+            if self._scorer.packs(longest):
+                return shared_micro_batches(batch, micro_tokens)
         return micro_batches(batch, micro_tokens)
 
     def prepare_reference(self) -> None:

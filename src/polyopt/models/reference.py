@@ -31,7 +31,7 @@ def prepare_reference(scorer: Scorer) -> Reference:
     without it the reference would be another policy than the one that training starts from.
     """
     if not hasattr(scorer.model, "peft_config"):
-        return FrozenCopy(scorer.model)
+        return FrozenCopy(scorer)
     return AdapterDisabled(scorer) if adapter_is_fresh(scorer.model) else AdapterCopy(scorer)
 
 
@@ -48,11 +48,11 @@ def adapter_is_fresh(model: Any) -> bool:
 class FrozenCopy:
     """A frozen copy of the whole model."""
 
-    def __init__(self, model: Any) -> None:
-        frozen = copy.deepcopy(model).requires_grad_(False).eval()
+    def __init__(self, scorer: Scorer) -> None:
+        frozen = copy.deepcopy(scorer.model).requires_grad_(False).eval()
         for parameter in frozen.parameters():
             parameter.grad = None
-        self.scorer = Scorer(frozen)
+        self.scorer = Scorer(frozen, share_prefix=scorer.share_prefix)
 
     @contextmanager
     def active(self) -> Iterator[Scorer]:

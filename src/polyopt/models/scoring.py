@@ -44,6 +44,8 @@ class Scorer:
         model: A Hugging Face causal LM, or a peft model around one.
         decoder: The module that gives the last hidden states, None if it can't be told.
         head: The module that turns them into logits, None if it can't be told.
+        share_prefix: Encode prompts that rows share once, where that gives the same numbers.
+        packed: The decoder on packed rows.
     """
 
     def __init__(self, model: Any, *, share_prefix: bool = True) -> None:
@@ -68,9 +70,10 @@ class Scorer:
     ) -> Scores:
         """Scores of the rows' predicted tokens; `want` may hold "entropy" and "hidden"."""
         entropy = "entropy" in want
+        hidden: Tensor | None
         if self.plain_head:
-            hidden = self.hidden_states(rows)
-            logp, entropies = self.head_log_probs(hidden, rows.targets, distribution, entropy)
+            states = hidden = self.hidden_states(rows)
+            logp, entropies = self.head_log_probs(states, rows.targets, distribution, entropy)
         else:
             logits, hidden = self._model_logits(rows, "hidden" in want)
             logp, entropies = log_probs_from_logits(
@@ -78,12 +81,14 @@ class Scorer:
             )
         return Scores(logp, entropies, hidden if "hidden" in want else None)
 
+    def packs(self, longest: int) -> bool:
+        """Whether rows of up to `longest` tokens are encoded packed, shared prompts once."""
+        return self.share_prefix and self.plain_head and self.packed.takes(longest)
+
     def hidden_states(self, rows: Rows) -> Tensor:
         """Last hidden states [M, H] that predict the rows' tokens."""
-        if self.share_prefix and len(rows.row) and self.packed.exact:
-            packed = pack(rows)
-            if self.packed.takes(packed):
-                return self.packed(packed)
+        if len(rows.row) and self.packs(rows.input_ids.shape[1]):
+            return self.packed(pack(rows))
         output = self.decoder(input_ids=rows.input_ids, use_cache=False)
         hidden: Tensor = output.last_hidden_state[rows.row, rows.position]
         return hidden

@@ -9,6 +9,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyopt.batch import Batch
+from polyopt.levels import rollout_index
 from polyopt.objectives.protocol import Tokens
 from polyopt.parts import part
 
@@ -56,11 +57,77 @@ class ConstantLength:
         Raises:
             ValueError: No `length`, and the batch doesn't say the run's limit.
         """
-        if self.length is None and "max_tokens" not in batch:
-            raise ValueError("constant-length aggregation needs a length: ConstantLength(length=L)")
-        limit = self.length if self.length is not None else float(batch["max_tokens"].max())
         rollouts = len(torch.unique(batch.rollout))
-        return _weights(batch) / (max(rollouts, 1) * limit)
+        return _weights(batch) / (max(rollouts, 1) * _constant_length(self.length, batch))
+
+
+@part("objective.aggregation")
+@dataclass(frozen=True)
+class LengthWeighted:
+    """Token sums of rollouts weighted by their length: f_i / (rollouts * L), f_i = n_i^-alpha / mean.
+
+    With the variance of a rollout's gradient growing like its length n_i, alpha = 1 gives the
+    unbiased combination of least variance; alpha = 0 is `ConstantLength`. Rollouts without a
+    trained token don't count. L as in `ConstantLength`.
+
+    Delta L normalization, arXiv 2509.07558 (the authors scale advantages, over the whole rollout
+    batch; here the factor belongs to the optimizer batch: equal for one step per batch).
+
+    Attributes:
+        alpha: 1 in the paper's CountDown runs, 0.75 for mathematics.
+        length: L in tokens; None for the run's completion limit.
+    """
+
+    alpha: float = 0.75
+    length: float | None = None
+
+    def factors(self, batch: Batch) -> Float[Tensor, " N"]:
+        """f_i of each row's rollout; 0 for one without a trained token."""
+        index = rollout_index(batch)
+        rows = _weights(batch).sum(1)
+        lengths = rows.new_zeros(len(rows)).index_add(0, index, rows)
+        live = lengths > 0
+        powers = torch.where(live, lengths.clamp(min=1) ** -self.alpha, torch.zeros_like(lengths))
+        mean = powers.sum() / live.sum().clamp(min=1)
+        return torch.where(live, powers / mean, powers)[index]
+
+    def __call__(self, batch: Batch) -> Tokens:
+        """Coefficients [N, T].
+
+        Raises:
+            ValueError: No `length`, and the batch doesn't say the run's limit.
+        """
+        mask = _weights(batch)
+        rollouts = _live_rollouts(_rollout_tokens(mask, batch), batch)
+        limit = rollouts * _constant_length(self.length, batch)
+        return mask * self.factors(batch)[:, None] / limit
+
+
+@part("objective.aggregation")
+@dataclass(frozen=True)
+class TokenBudgetMean:
+    """Every token alike, by a constant: 1 / budget, however many tokens train.
+
+    C3PO, arXiv 2506.14731; with `selection/TokenBudget`, which sees that no more of them train.
+
+    Attributes:
+        budget: Tokens per optimizer step.
+    """
+
+    budget: float = 409600.0
+
+    def __call__(self, batch: Batch) -> Tokens:
+        """Coefficients [N, T]."""
+        return _weights(batch) / self.budget
+
+
+def _constant_length(length: float | None, batch: Batch) -> float:
+    """A given length, or else the run's completion limit, in tokens."""
+    if length is not None:
+        return length
+    if "max_tokens" not in batch:
+        raise ValueError("constant-length aggregation needs a length: ConstantLength(length=L)")
+    return float(batch["max_tokens"].max())
 
 
 def _weights(batch: Batch) -> Tokens:

@@ -61,7 +61,13 @@ class Objective:
     @property
     def coupled(self) -> bool:
         """Whether some part's loss at one row depends on another row's log-probabilities."""
-        return any(getattr(item, "coupled", False) for _, item in walk(self))
+        parts = (self.ratio, self.surrogate, *self.trust_region, *self.penalties)
+        return any(getattr(part, "coupled", False) for part in parts)
+
+    @property
+    def penalties(self) -> tuple[Penalty, ...]:
+        """The penalties that are there."""
+        return tuple(p for p in (self.kl, self.entropy, self.value) if p is not None)
 
     def prepare(self, batch: Batch) -> Batch:
         """The whole optimizer batch with its `coefficients`; do this before cutting it."""
@@ -85,11 +91,10 @@ class Objective:
         weights = batch.columns.get("weights")
         total = token_loss.loss if weights is None else token_loss.loss * weights
         metrics = dict(token_loss.metrics)
-        for penalty in (self.kl, self.entropy, self.value):
-            if penalty is not None:
-                added = penalty(evaluation, batch)
-                total = total + penalty.coefficient * added.loss
-                metrics |= added.metrics
+        for penalty in self.penalties:
+            added = penalty(evaluation, batch)
+            total = total + penalty.coefficient * added.loss
+            metrics |= added.metrics
         loss = whole + (batch["coefficients"] * total.masked_fill(~mask, 0.0)).sum()
         return Loss(loss, {name: value.detach() for name, value in metrics.items()})
 
@@ -119,4 +124,3 @@ def _sanitised(
         entropy=None if evaluation.entropy is None else clean(evaluation.entropy),
         values=None if evaluation.values is None else clean(evaluation.values),
     ), batch.replace(**cleaned)
-

@@ -7,31 +7,13 @@ from dataclasses import dataclass
 import torch
 
 from polyopt.batch import Batch
+from polyopt.divergences import k1 as k1
+from polyopt.divergences import k2 as k2
+from polyopt.divergences import k3 as k3
+from polyopt.divergences import straight_through
 from polyopt.errors import RecipeError
-from polyopt.objectives.protocol import Evaluation, TokenLoss, Tokens
+from polyopt.objectives.protocol import Evaluation, TokenLoss
 from polyopt.parts import part
-
-KL_BOUND = 20.0
-"""Log-ratios to the reference are held to +-20 before exp."""
-
-
-def k1(logp: Tokens, logp_ref: Tokens) -> Tokens:
-    """logp - logp_ref: unbiased for KL(pi || ref), but its gradient as a loss is 0 in expectation.
-
-    J. Schulman, "Approximating KL divergence" (2020).
-    """
-    return logp - logp_ref
-
-
-def k2(logp: Tokens, logp_ref: Tokens) -> Tokens:
-    """(logp - logp_ref)^2 / 2: as a loss, its expected gradient is that of KL(pi || ref)."""
-    return (logp - logp_ref).square() / 2
-
-
-def k3(logp: Tokens, logp_ref: Tokens) -> Tokens:
-    """exp(-d) + d - 1, d = logp - logp_ref: unbiased, never negative, low variance."""
-    minus_d = (logp_ref - logp).clamp(-KL_BOUND, KL_BOUND)
-    return minus_d.exp() - minus_d - 1
 
 
 @part("objective.kl", needs={"logp_ref"})
@@ -66,13 +48,66 @@ class KLPenaltyK3:
     """coefficient * k3 in the loss: GRPO's form (arXiv 2402.03300, eq. 4).
 
     As a loss its expected gradient is that of the forward KL(ref || pi), not of KL(pi || ref).
+
+    Attributes:
+        coefficient: Factor of the penalty.
+        bound: Holds the estimate to +-bound, without a gradient beyond (verl: 10); None doesn't.
     """
 
     coefficient: float = 0.04
+    bound: float | None = None
 
     def __call__(self, evaluation: Evaluation, batch: Batch) -> TokenLoss:
         """Token losses [N, T]."""
-        value = k3(evaluation.logp, batch["logp_ref"])
+        value = k3(evaluation.logp, batch["logp_ref"], self.bound)
+        return TokenLoss(value, {"kl_ref": value})
+
+
+@part("objective.kl", needs={"logp_ref"})
+@dataclass(frozen=True)
+class KLPenaltyAbsolute:
+    """coefficient * |logp - logp_ref| in the loss: a pull of constant strength ("abs" in verl)."""
+
+    coefficient: float = 0.001
+
+    def __call__(self, evaluation: Evaluation, batch: Batch) -> TokenLoss:
+        """Token losses [N, T]."""
+        value = k1(evaluation.logp, batch["logp_ref"]).abs()
+        return TokenLoss(value, {"kl_ref": k3(evaluation.logp, batch["logp_ref"])})
+
+
+@part("objective.kl", needs={"logp_ref"})
+@dataclass(frozen=True)
+class KLPenaltyK1Plus:
+    """coefficient * k1 by value, with the gradient of k2: unbiased in both ("k1+" in verl)."""
+
+    coefficient: float = 0.001
+
+    def __call__(self, evaluation: Evaluation, batch: Batch) -> TokenLoss:
+        """Token losses [N, T]."""
+        logp, logp_ref = evaluation.logp, batch["logp_ref"]
+        value = straight_through(k1(logp, logp_ref), k2(logp, logp_ref))
+        return TokenLoss(value, {"kl_ref": value})
+
+
+@part("objective.kl", needs={"logp_ref"})
+@dataclass(frozen=True)
+class KLPenaltyK3Plus:
+    """coefficient * k3 by value, with the gradient of k2: the gradient of KL(pi || ref) and a
+    low-variance reading of it ("k3+" in verl).
+
+    Attributes:
+        coefficient: Factor of the penalty.
+        bound: Holds the estimate to +-bound (verl: 10); None doesn't.
+    """
+
+    coefficient: float = 0.001
+    bound: float | None = None
+
+    def __call__(self, evaluation: Evaluation, batch: Batch) -> TokenLoss:
+        """Token losses [N, T]."""
+        logp, logp_ref = evaluation.logp, batch["logp_ref"]
+        value = straight_through(k3(logp, logp_ref, self.bound), k2(logp, logp_ref))
         return TokenLoss(value, {"kl_ref": value})
 
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from polyopt.batch import Batch
+from polyopt.levels import rollout_mean
+from polyopt.levels import rollout_sum as rollout_sum
 from polyopt.objectives.protocol import Tokens
 from polyopt.parts import part
 
@@ -14,13 +16,6 @@ from polyopt.parts import part
 def log_ratio(logp: Tokens, batch: Batch) -> Tokens:
     """Log-probability of each token less its `logp_old`; 0 at tokens that don't train."""
     return (logp - batch["logp_old"]).masked_fill(~batch.loss_mask, 0.0)
-
-
-def rollout_sum(values: Tokens, batch: Batch) -> Float[Tensor, " N"]:
-    """Sum over the trained tokens of each row's rollout, given back to each of its rows."""
-    index = torch.unique(batch.rollout, return_inverse=True)[1]
-    rows = values.masked_fill(~batch.loss_mask, 0.0).sum(1)
-    return rows.new_zeros(len(rows)).index_add(0, index, rows)[index]
 
 
 @part("objective.ratio", needs={"logp_old"})
@@ -35,8 +30,17 @@ def sequence_ratio(logp: Tokens, batch: Batch) -> Tokens:
 
     An empty completion has ratio 1. GSPO, arXiv 2507.18071, eq. 7.
     """
-    mean = rollout_sum(log_ratio(logp, batch), batch) / _tokens(logp, batch)
-    return mean[:, None].expand_as(logp)
+    return rollout_mean(log_ratio(logp, batch), batch)[:, None].expand_as(logp)
+
+
+@part("objective.ratio", needs={"logp_old"})
+def sequence_product_ratio(logp: Tokens, batch: Batch) -> Tokens:
+    """Every token the ratio of its whole completion: log s = sum_t (logp - logp_old).
+
+    The exact importance ratio of a completion as one action, and of a variance that grows with its
+    length.
+    """
+    return rollout_sum(log_ratio(logp, batch), batch)[:, None].expand_as(logp)
 
 
 @part("objective.ratio", needs={"logp_old"})
@@ -48,6 +52,29 @@ def sequence_token_ratio(logp: Tokens, batch: Batch) -> Tokens:
     return sequence_ratio(logp, batch).detach() + logp - logp.detach()
 
 
-def _tokens(logp: Tokens, batch: Batch) -> Float[Tensor, " N"]:
-    """Trained tokens of each row's rollout, at least 1."""
-    return rollout_sum(batch.loss_mask.to(logp.dtype), batch).clamp(min=1)
+@part("objective.ratio", needs={"logp_old", "advantages"})
+@dataclass(frozen=True)
+class GeometricMeanRatio:
+    """Geometric mean of a rollout's token ratios, each clipped in log space on its harmful side.
+
+    log s = mean_t e_t with e_t = min(d_t, clip_high) where the rollout's advantage is positive and
+    max(d_t, -clip_low) where it is negative, d = logp - logp_old. A clipped token has no gradient,
+    the others keep theirs. With advantage 0 the ratio is 1. Meant for one advantage per rollout;
+    of several, the mean decides the side.
+
+    GMPO, arXiv 2507.20673.
+
+    Attributes:
+        clip_low: Lower bound of the log-ratio, as a positive number.
+        clip_high: Upper bound of the log-ratio.
+    """
+
+    clip_low: float = 0.4
+    clip_high: float = 0.4
+
+    def __call__(self, logp: Tokens, batch: Batch) -> Tokens:
+        """Log-ratios [N, T], equal within a rollout."""
+        d = log_ratio(logp, batch)
+        side = rollout_mean(batch["advantages"], batch).sign()[:, None]
+        held = torch.where(side > 0, d.clamp(max=self.clip_high), d.clamp(min=-self.clip_low))
+        return rollout_mean(held * side.abs(), batch)[:, None].expand_as(logp)

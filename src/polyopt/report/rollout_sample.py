@@ -185,10 +185,10 @@ def _take_step(sample: RolloutSample, path: Path, share: float) -> int:
 def _fitted(rows: list[Row], write: Callable[[list[Row], int], Row]) -> tuple[str, int]:
     """A group's JSON within `GROUP_BYTES`: fewer rollouts, then fewer tokens of each."""
     kept = [rows[i] for i in sorted(evenly(len(rows))[:GROUP_ROLLOUTS])]
-    most = MOST_TOKENS
+    most = min(MOST_TOKENS, max(map(_length, kept)))
     text = page_json(write(kept, most))
     while len(text) > GROUP_BYTES and most > FEWEST_TOKENS:
-        most //= 2
+        most = max(FEWEST_TOKENS, int(0.9 * most * GROUP_BYTES / len(text)))
         text = page_json(write(kept, most))
     return text, len(kept)
 
@@ -228,6 +228,14 @@ def _entry(rows: Sequence[Row], key: str, step: int) -> Row:
 
 def _disagree(rows: Iterable[Row]) -> bool:
     return len({finite(row.get("reward")) for row in rows}) > 1
+
+
+def _length(row: Row) -> int:
+    """Tokens of a rollout; where they weren't logged, about as many as its text has."""
+    tokens = row.get("tokens")
+    if isinstance(tokens, list) and tokens:
+        return len(tokens)
+    return 1 + len(str(row.get("completion") or "")) // 8
 
 
 def _shortened(name: str, text: str, most: int) -> Row:

@@ -133,8 +133,8 @@ class Learner:
         finite = bool(torch.isfinite(norm))
         if finite:
             self.optimizer.step()
+            self.scheduler.step()
             self.policy.version += 1
-        self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": float(norm), "lr": float(rate), "skipped_updates": float(not finite)}
 

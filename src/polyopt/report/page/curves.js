@@ -133,7 +133,7 @@ function drawRest(columns, host) {
   if (!groups.size) return;
   const charts = [...groups].map(([head, names]) =>
     chart({
-      title: head,
+      title: names.length === 1 ? names[0] : head,
       series: names.map((name, i) => ({
         name: name === head ? name : name.slice(head.length + 1), values: columns[name], colour: colourOf(i),
       })),

@@ -1,13 +1,15 @@
-"""A made-up run folder: no model, the same schema."""
+"""Made-up run folders: no model, the schema of real ones."""
 
 from __future__ import annotations
 
 import json
 import math
 import random
-from collections.abc import Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 PIPELINE = [
     ("prompts", "prompts.source", "shuffled", {}, None, None, None),
@@ -32,6 +34,18 @@ PIECES = (
     "\n", "Then", " the", " ones", ":", " ", "7", " +", " 8", " =", " 1", "5", ".", "\n", "So",
     " the", " answer", " is", " ", "8", "5", ".",
 )  # fmt: skip
+
+
+@pytest.fixture
+def make_run() -> Callable[..., Path]:
+    """`write_run`, as a fixture: tests don't import each other."""
+    return write_run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    """A small run folder."""
+    return write_run(tmp_path / "run")
 
 
 def write_run(
@@ -197,9 +211,3 @@ def _held_out(i: int, phase: str, x: float, draw: random.Random, text: str) -> d
         "finish": "stop",
         "logp": [-0.1, -0.2],
     }
-
-
-def edit_lines(path: Path, change: Mapping[str, Any]) -> None:
-    """Put values into every row of a `.jsonl` file."""
-    rows = [json.loads(line) | change for line in path.read_text().split("\n") if line]
-    write_lines(path, rows)

@@ -1,0 +1,101 @@
+"""The report in a real browser: it draws itself, runs no foreign script, and opens fast."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from polyopt.report.html import write_report
+
+MakeRun = Callable[..., Path]
+BROWSER = shutil.which("chromium") or shutil.which("google-chrome")
+FLAGS = (
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--disable-background-networking", "--disable-component-update", "--disable-sync",
+    "--enable-logging=stderr", "--window-size=1280,900", "--virtual-time-budget=2000",
+)  # fmt: skip
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(BROWSER is None, reason="no chromium (apt-get install chromium)"),
+]
+
+
+def opened(page: Path, hash: str = "") -> str:
+    """The document after its script ran; fails if the browser complains about anything."""
+    profile = page.parent / "browser-profile"
+    command = [str(BROWSER), *FLAGS, f"--user-data-dir={profile}", "--dump-dom"]
+    done = subprocess.run(
+        [*command, f"{page.resolve().as_uri()}{hash}"],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    complaints = [line for line in done.stderr.splitlines() if "CONSOLE" in line]
+    assert not complaints, complaints
+    return done.stdout
+
+
+def drawn_only(document: str) -> str:
+    """The document without its scripts: what is there to see."""
+    return re.sub(r"<script.*?</script>", "", document, flags=re.S)
+
+
+def test_every_section_is_drawn(run: Path) -> None:
+    page = drawn_only(opened(write_report(run)))
+    for heading in ("Learning curves", "Rollouts", "Time", "Pipeline", "Batch arithmetic"):
+        assert re.search(f"<h[23]>{heading}</h", page), heading
+    assert page.count('<figure class="chart">') >= 17
+    assert page.count('class="smooth"') >= 20
+    assert "all 312 logged rollouts" in page
+    assert 'href="https://arxiv.org/abs/2505.16826"' in page
+
+
+def test_a_group_is_opened_by_the_address(run: Path) -> None:
+    page = drawn_only(opened(write_report(run), "#group=30/1&colour=entropy"))
+    assert "<output>step 30</output>" in page
+    assert re.search(r'aria-selected="true" title="prompt chain_sum-511"', page)
+    assert re.search(r'aria-pressed="true">entropy', page)
+    assert page.count('<article class="card') == 8 + 2
+    assert page.count("var(--entropy)") > 100
+    assert "var(--gain)" not in page
+
+
+def test_tokens_are_coloured_by_their_advantage(run: Path) -> None:
+    page = drawn_only(opened(write_report(run)))
+    assert page.count("var(--gain)") > 50 and page.count("var(--blame)") > 50
+    assert 'class="t forced"' in page
+
+
+def test_user_text_is_shown_and_not_run(make_run: MakeRun, tmp_path: Path) -> None:
+    evil = "</script><img src=x onerror=\"document.title='pwned'\"><script>alert(1)</script>"
+    page = opened(write_report(make_run(tmp_path / "run", steps=10, text=evil)))
+    assert "<title>pwned" not in page
+    assert "<img" not in page
+    assert "&lt;img src=x onerror=" in drawn_only(page)
+
+
+def test_a_run_with_hardly_anything_is_drawn(run: Path) -> None:
+    shutil.rmtree(run / "rollouts")
+    (run / "evals.jsonl").unlink()
+    (run / "run.json").unlink()
+    (run / "metrics.jsonl").write_text('{"step": 1, "reward/mean": 0.5}\n{"step": 2}\n')
+    page = drawn_only(opened(write_report(run)))
+    assert page.count('<figure class="chart">') == 1
+    assert "Not logged in this run:" in page
+
+
+def test_a_long_run_opens_within_two_seconds(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=2000, every=40, groups=4, rollouts=13, tokens=150)
+    report = write_report(run)
+    assert 4_000_000 < report.stat().st_size < 8_000_000
+    page = opened(report)
+    ready = re.search(r'data-ready="(\d+)"', page)
+    assert ready is not None and int(ready[1]) < 2000
+    assert re.search(r"showing [\d,]+ of [\d,]+ logged rollouts", drawn_only(page))

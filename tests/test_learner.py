@@ -1,0 +1,130 @@
+"""The learner's two routes agree, and micro-batches change nothing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from polyopt.batch import Batch
+from polyopt.engines.protocol import Distribution
+from polyopt.ideas import build
+from polyopt.objectives.objective import Objective
+from polyopt.objectives.penalties import EntropyBonus
+from polyopt.objectives.protocol import Evaluation, TokenLoss
+from polyopt.objectives.surrogates import ClippedSurrogate
+from polyopt.trainer import Trainer
+from polyopt.updates.learner import Learner
+from polyopt.updates.optimizers import AdamW, Constant
+from tests.tiny import TINY_NUMBERS, tiny_policy, tiny_task
+
+
+def sampled_batch(expression: str = "grpo") -> tuple[Trainer, Batch]:
+    """A trainer and a real batch of it, ready for the update."""
+    trainer = Trainer(tiny_policy(), tiny_task(), build(expression, TINY_NUMBERS), steps=3)
+    collected = trainer.collector.collect(0)
+    assert collected.kept is not None
+    batch = trainer._with_columns(collected.kept)
+    return trainer, trainer._assign_credit(batch)
+
+
+def learner(trainer: Trainer, objective: Objective, micro_tokens: int) -> Learner:
+    return Learner(
+        trainer.policy,
+        objective,
+        AdamW(),
+        Constant(),
+        distribution=Distribution(),
+        micro_tokens=micro_tokens,
+        total_steps=1,
+    )
+
+
+def gradients(made: Learner, batch: Batch, route: str = "gradient") -> list[Tensor]:
+    prepared = batch if route == "gradient" else made.objective.prepare(batch)
+    getattr(made, route)(prepared)
+    return [p.grad.clone() for p in made.parameters if p.grad is not None]
+
+
+OBJECTIVES = {
+    "grpo": build("grpo").objective,
+    "gspo": build("gspo").objective,
+    "clip and entropy": Objective(surrogate=ClippedSurrogate(), entropy=EntropyBonus(0.05)),
+    "dr-grpo": build("dr-grpo").objective,
+}
+
+
+@pytest.mark.parametrize("name", OBJECTIVES)
+def test_both_routes_give_the_same_gradient(name: str) -> None:
+    trainer, batch = sampled_batch()
+    made = learner(trainer, OBJECTIVES[name], 10_000)
+    one_pass = gradients(made, batch, "gradient_in_one_pass")
+    made.optimizer.zero_grad()
+    boundary = gradients(made, batch, "gradient_through_boundary")
+    for a, b in zip(one_pass, boundary, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+
+
+@pytest.mark.parametrize("route", ["gradient_in_one_pass", "gradient_through_boundary"])
+@pytest.mark.parametrize("micro_tokens", [1, 40, 100])
+def test_micro_batches_change_nothing(route: str, micro_tokens: int) -> None:
+    trainer, batch = sampled_batch()
+    whole = gradients(learner(trainer, OBJECTIVES["grpo"], 10_000), batch, route)
+    trainer.learner.optimizer.zero_grad()
+    pieces = gradients(learner(trainer, OBJECTIVES["grpo"], micro_tokens), batch, route)
+    for a, b in zip(whole, pieces, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+
+
+def test_a_coupled_objective_gets_its_exact_gradient_in_pieces() -> None:
+    """A loss over all pairs of tokens can't be cut; the boundary route needs no cutting."""
+
+    class Spread:
+        coupled = True
+
+        def __call__(self, log_ratio: Tensor, evaluation: Evaluation, batch: Batch) -> TokenLoss:
+            values = evaluation.logp.masked_fill(~batch.loss_mask, 0.0)
+            return TokenLoss(values * values.sum())
+
+    trainer, batch = sampled_batch()
+    objective = Objective(surrogate=Spread())
+    pieces = gradients(learner(trainer, objective, 40), batch)
+    trainer.policy.model.zero_grad()
+    evaluation = trainer.policy.evaluate(batch, Distribution(), ())
+    loss: Any = objective(evaluation, batch.replace(logp_old=evaluation.logp.detach())).loss
+    loss.backward()
+    for found, p in zip(pieces, trainer.policy.trainable_parameters(), strict=True):
+        torch.testing.assert_close(found, p.grad, rtol=1e-4, atol=1e-3)
+
+
+def test_ratio_is_exactly_one_on_policy() -> None:
+    trainer, batch = sampled_batch("dr-grpo")
+    metrics = learner(trainer, OBJECTIVES["dr-grpo"], 10_000).gradient(batch)
+    assert metrics["log_ratio/abs"] == 0.0
+
+
+def test_the_kl_term_alone_pulls_towards_the_reference() -> None:
+    """Shared case 10: with advantage 0 the penalty is the only force, and it has a gradient."""
+    trainer, batch = sampled_batch("grpo")
+    still = batch.replace(
+        advantages=torch.zeros_like(batch["advantages"]), logp_ref=batch["logp_ref"] - 1.0
+    )
+    made = learner(trainer, OBJECTIVES["grpo"], 10_000)
+    before = trainer.policy.evaluate_all(still, Distribution()).logp
+    made.gradient(still)
+    made.apply()
+    after = trainer.policy.evaluate_all(still, Distribution()).logp
+    assert (after[batch.mask].mean() < before[batch.mask].mean()).item()
+
+
+def test_a_gradient_that_is_not_finite_is_counted_and_not_applied() -> None:
+    trainer, batch = sampled_batch("dr-grpo")
+    made = learner(trainer, OBJECTIVES["dr-grpo"], 10_000)
+    made.gradient(batch)
+    weights = made.weights()
+    made.parameters[0].grad = torch.full_like(made.parameters[0], float("inf"))
+    assert made.apply()["skipped_updates"] == 1
+    for before, p in zip(weights, made.parameters, strict=True):
+        assert torch.equal(before, p)
