@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from polyopt.batch import Prompt as Prompt
     from polyopt.errors import UserError as UserError
     from polyopt.ideas import build as build
+    from polyopt.ideas import find_idea as find_idea
     from polyopt.ideas import idea as idea
+    from polyopt.ideas import mix as mix
     from polyopt.models.loading import load_policy as load_policy
     from polyopt.models.policy import Policy as Policy
     from polyopt.objectives.objective import Objective as Objective
@@ -36,7 +38,9 @@ _HOMES = {
     "Prompt": "batch",
     "UserError": "errors",
     "build": "ideas",
+    "find_idea": "ideas",
     "idea": "ideas",
+    "mix": "ideas",
     "load_policy": "models.loading",
     "Policy": "models.policy",
     "Objective": "objectives.objective",

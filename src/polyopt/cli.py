@@ -27,9 +27,19 @@ class _Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if message.startswith("unrecognized arguments: "):
             word = message.removeprefix("unrecognized arguments: ").split()[0]
-            message += f"; {did_you_mean(word, self._option_string_actions)}"
+            message += f"; {did_you_mean(word, self._options())}"
         self.print_usage(sys.stderr)
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+    def _options(self) -> set[str]:
+        """Every option of this parser and of its commands."""
+        found = set(self._option_string_actions)
+        for action in self._actions:
+            if isinstance(action, argparse._SubParsersAction):
+                for command in action.choices.values():
+                    found |= set(command._option_string_actions)
+        return found
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -93,11 +103,11 @@ def _eval_parser(commands: Any) -> None:
     _add_task(evaluate)
     evaluate.add_argument("--samples", type=int, default=1, help="completions per problem")
     evaluate.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding")
-    evaluate.add_argument("--top-p", type=float, default=1.0)
-    evaluate.add_argument("--top-k", type=int, default=0)
+    evaluate.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: off)")
+    evaluate.add_argument("--top-k", type=int, default=0, help="k most likely tokens (default: all)")
     evaluate.add_argument("--max-tokens", type=int, default=256, help="completion limit in tokens")
     evaluate.add_argument("--limit", type=int, help="most held-out problems")
-    evaluate.add_argument("--seed", type=int, default=0)
+    evaluate.add_argument("--seed", type=int, default=0, help="seed of the samples (default 0)")
     evaluate.add_argument("--json", action="store_true", help="print JSON")
     evaluate.add_argument("--save", type=Path, metavar="FILE", help="write completions as JSONL")
 
@@ -130,7 +140,12 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
         "file.py:object",
     )
     parser.add_argument(
-        "--task-option", action="append", default=[], metavar="NAME=VALUE", dest="options"
+        "--task-option",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        dest="options",
+        help="option of a generated task, such as max_terms=4 (repeatable)",
     )
     parser.add_argument(
         "--reward",

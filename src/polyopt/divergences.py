@@ -16,7 +16,7 @@ from torch import Tensor
 Tokens = Float[Tensor, "N T"]
 
 LOG_RATIO_BOUND = 20.0
-"""Log-ratios are held to +-20 before exp: beyond, the ratio is noise and its gradient would be inf."""
+"""Log-ratios are held to +-20 before exp: beyond, a ratio is noise and its gradient near inf."""
 
 
 def bounded_exp(log_ratio: Tokens) -> Tokens:

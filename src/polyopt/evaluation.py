@@ -91,7 +91,9 @@ def evaluate(policy: Policy, engine: Engine, task: Task, settings: EvalSettings)
         "truncated": float(np.mean([sample.finish == "length" for sample in samples])),
     }
     terms = {name: values.tolist() for name, values in scores.terms.items()}
-    return EvalResult(metrics, _rows(owners, samples, texts, terms, term.name, scores.total.tolist()))
+    pieces = [policy.token_texts(sample.tokens) for sample in samples]
+    totals = scores.total.tolist()
+    return EvalResult(metrics, _rows(owners, samples, texts, terms, term.name, totals, pieces))
 
 
 def pass_at_k(verdicts: np.ndarray[Any, Any], k: int) -> np.ndarray[Any, Any]:
@@ -175,6 +177,7 @@ def _rows(
     terms: Mapping[str, Sequence[float]],
     correctness: str,
     totals: Sequence[float],
+    pieces: Sequence[Sequence[str]],
 ) -> list[dict[str, Any]]:
     """What the report shows of each completion."""
     return [
@@ -187,6 +190,8 @@ def _rows(
             "terms": {name: values[i] for name, values in terms.items()},
             "accuracy": terms[correctness][i],
             "finish": sample.finish,
+            "tokens": list(pieces[i]),
+            "mask": [1] * len(sample.tokens),
             "logp": list(sample.logp),
         }
         for i, (prompt, sample, text) in enumerate(zip(prompts, samples, texts, strict=True))

@@ -99,6 +99,13 @@ def group_start(index: Index) -> Index:
     return (sizes.cumsum(0) - sizes)[index]
 
 
+def group_first(index: Index) -> Index:
+    """Position of the first row of each row's group."""
+    rows = torch.arange(len(index), device=index.device)
+    first = rows.new_full((group_size(index),), len(index))
+    return first.scatter_reduce(0, index, rows, "amin")[index]
+
+
 def group_quantile(values: Values, index: Index, level: float) -> Values:
     """Quantile of each row's group, linear between the values at both sides of level (n - 1)."""
     place = level * (group_count(index, values) - 1)

@@ -27,6 +27,14 @@ from polyopt.recipe import Recipe
 
 
 @dataclass(frozen=True)
+class Weighted:
+    """An idea with a weight, inside `mix`."""
+
+    weight: float
+    idea: Idea
+
+
+@dataclass(frozen=True)
 class Idea:
     """A published method as a change of a recipe.
 
@@ -56,6 +64,18 @@ class Idea:
         """Fields of the recipe that the idea touches when applied to the base."""
         slots = self(Recipe()).origins
         return tuple(dict.fromkeys(slot.split(".")[0] for slot in slots))
+
+    def __rmul__(self, weight: float) -> Weighted:
+        """`0.7 * idea`, for `mix`."""
+        return Weighted(float(weight), self)
+
+    def __add__(self, other: Idea) -> Idea:
+        """Both ideas, one after the other, as one."""
+
+        def both(recipe: Recipe) -> Recipe:
+            return other.apply(self.apply(recipe))
+
+        return Idea(f"{self.name}+{other.name}", both)
 
     def __call__(self, recipe: Recipe) -> Recipe:
         """The recipe with this idea in it.
@@ -103,6 +123,44 @@ def idea(
     return make
 
 
+def mix(*members: Weighted) -> Idea:
+    """One idea whose advantages are the weighted sum of several ideas' advantages.
+
+    `mix(0.7 * grpo, 0.3 * ktae)`, or in an expression `mix(0.7*grpo,0.3*ktae)`. Everything else that
+    the ideas bring is added up as usual. What members have in common is computed once, and each
+    member's share of the credit is logged.
+
+    Raises:
+        RecipeError: Fewer than two members, or one that assigns no advantages.
+    """
+    from polyopt.advantages.mixture import Member, Mixture
+
+    if len(members) < 2:
+        raise RecipeError("a mix needs two weighted ideas or more: mix(0.7*grpo,0.3*ktae)")
+    name = f"mix({','.join(f'{m.weight:g}*{m.idea.name}' for m in members)})"
+
+    def apply(recipe: Recipe) -> Recipe:
+        summands = []
+        for member in members:
+            alone = member.idea.apply(dataclasses.replace(Recipe(), ideas=(member.idea.name,)))
+            if not any(slot.startswith("advantages.") for slot in alone.origins):
+                raise RecipeError(f"{member.idea.name!r} in {name!r} assigns no advantages to mix.")
+            parts = (alone.advantages.estimator, *alone.advantages.shaping)
+            label = f"{member.weight:g}*{member.idea.name}"
+            summands.append(Member(label, member.weight, parts))
+            recipe = _without_advantages(recipe, member.idea.apply(recipe))
+        return recipe.claim("advantages.estimator", Mixture(tuple(summands)))
+
+    return Idea(name, apply)
+
+
+def _without_advantages(before: Recipe, after: Recipe) -> Recipe:
+    """What an idea brought, except for its advantages."""
+    kept = {k: v for k, v in after.origins.items() if not k.startswith("advantages.")}
+    held = {k: v for k, v in before.origins.items() if k.startswith("advantages.")}
+    return dataclasses.replace(after, advantages=before.advantages, origins={**kept, **held})
+
+
 def load_catalog() -> Mapping[str, Idea]:
     """Import every module of `polyopt.catalog`; all ideas by name."""
     package = importlib.import_module("polyopt.catalog")
@@ -131,6 +189,8 @@ def find_idea(name: str) -> Idea:
     Raises:
         RecipeError: No such idea, file or function.
     """
+    if name.startswith("mix(") and name.endswith(")"):
+        return mix(*(_weighted(member) for member in name[4:-1].split(",")))
     if ".py:" in name:
         return _from_file(name)
     catalog = load_catalog()
@@ -174,17 +234,48 @@ def _line_in(path: Path, error: BaseException) -> str:
     return line
 
 
-def _applied(expression: str) -> Recipe:
-    names = [name.strip() for name in re.split(SEPARATOR, expression)]
-    if not all(names):
+def names_in(expression: str) -> list[str]:
+    """The names joined by `+` in an expression; those inside `mix(...)` stay together.
+
+    Raises:
+        RecipeError: A name is missing, or a parenthesis.
+    """
+    names, depth = [""], 0
+    for piece in re.split(rf"([()]|{SEPARATOR})", expression):
+        depth += {"(": 1, ")": -1}.get(piece, 0)
+        if piece == "+" and depth == 0:
+            names.append("")
+        else:
+            names[-1] += piece
+    names = [name.strip() for name in names]
+    if depth != 0 or not all(names):
         raise RecipeError(
             f"{expression!r} is not an expression: write names of ideas joined by +, such as "
-            "dapo+ktae+greso."
+            "dapo+ktae+greso or dapo+mix(0.7*grpo,0.3*ktae)."
         )
+    return names
+
+
+def _applied(expression: str) -> Recipe:
     recipe = Recipe()
-    for name in names:
+    for name in names_in(expression):
         recipe = find_idea(name)(recipe)
     return recipe
+
+
+def _weighted(text: str) -> Weighted:
+    """`0.7*grpo` or `0.7*grpo+ktae`."""
+    weight, star, names = text.strip().partition("*")
+    try:
+        factor = float(weight)
+    except ValueError:
+        star = ""
+    if not star:
+        raise RecipeError(f"{text.strip()!r} in a mix: write weight*idea, such as 0.7*grpo")
+    first, *rest = [find_idea(name) for name in names_in(names)]
+    for idea in rest:
+        first = first + idea
+    return Weighted(factor, first)
 
 
 def _from_file(name: str) -> Idea:

@@ -20,7 +20,15 @@ Rows = Float[Tensor, " N"]
 
 def rollout_index(batch: Batch) -> Int[Tensor, " N"]:
     """Rollouts renumbered 0..R-1 in order of id, for scatter operations."""
-    return torch.unique(batch.rollout, return_inverse=True)[1]
+    index: Tensor = torch.unique(batch.rollout, return_inverse=True)[1]
+    return index
+
+
+def rollout_rows(batch: Batch, like: Tensor) -> Rows:
+    """How many rows each row's rollout has, in the dtype of `like`."""
+    index = rollout_index(batch)
+    ones = like.new_ones(len(batch))
+    return like.new_zeros(len(batch)).index_add(0, index, ones)[index]
 
 
 def rollout_sum(values: Tokens, batch: Batch) -> Rows:

@@ -83,8 +83,15 @@ def _numbers(value: object) -> dict[str, Any]:
 def _source(idea: str) -> dict[str, str]:
     from polyopt.errors import RecipeError
 
+    if idea.startswith("mix("):
+        return {"paper": "", "title": "weighted sum"}
     try:
         found = find_idea(idea)
     except RecipeError:
         return {"paper": "", "title": "your own"}
     return {"paper": found.paper, "title": found.title}
+
+
+def stage_title(field: str) -> str:
+    """The stage's name: fields of a recipe are called as their folder, except the objective."""
+    return "objectives" if field == "objective" else field

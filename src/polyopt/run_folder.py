@@ -69,10 +69,14 @@ class RunFolder:
         return self
 
     def close(self) -> None:
-        """Give the folder free."""
-        if self._lock is not None:
-            self._lock.close()
-            self._lock = None
+        """Give the folder free; one in which no run began is removed again."""
+        if self._lock is None:
+            return
+        self._lock.close()
+        self._lock = None
+        if {path.name for path in self.path.iterdir()} == {"run.lock"}:
+            (self.path / "run.lock").unlink()
+            self.path.rmdir()
 
     def __enter__(self) -> RunFolder:
         return self
@@ -88,19 +92,20 @@ class RunFolder:
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file of the folder in one piece."""
         draft = self.path / f".{name}.draft"
-        draft.write_text(json.dumps(value, indent=1) + "\n")
+        draft.write_text(json.dumps(_finite(value), indent=1) + "\n", encoding="utf-8")
         os.replace(draft, self.path / name)
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
         """Add one line to a `.jsonl` file."""
-        with (self.path / name).open("a") as file:
+        with (self.path / name).open("a", encoding="utf-8") as file:
             file.write(json_line(row))
 
     def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
         """Write one file of sampled rollouts."""
         folder = self.path / "rollouts"
         folder.mkdir(exist_ok=True)
-        (folder / f"{name}.jsonl").write_text("".join(json_line(row) for row in rows))
+        text = "".join(json_line(row) for row in rows)
+        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
 
     def forget_after(self, step: int) -> None:
         """Drop what a killed run logged after the checkpoint it resumes from."""
@@ -109,7 +114,7 @@ class RunFolder:
             if path.is_file():
                 kept = [row for row in read_rows(path) if row["step"] <= step]
                 draft = path.with_suffix(".draft")
-                draft.write_text("".join(json_line(row) for row in kept))
+                draft.write_text("".join(json_line(row) for row in kept), encoding="utf-8")
                 os.replace(draft, path)
         for path in (self.path / "rollouts").glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
@@ -128,13 +133,13 @@ def new_run_path(expression: str, root: Path = Path("runs")) -> Path:
 
 def json_line(row: Mapping[str, Any]) -> str:
     """One line of JSON; NaN and infinity, which JSON doesn't know, become null."""
-    return json.dumps(_finite(row), ensure_ascii=False) + "\n"
+    return json.dumps(_finite(row)) + "\n"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """The rows of a `.jsonl` file; a last line that was cut off by a crash is left out."""
     rows = []
-    for line in path.read_text().splitlines():
+    for line in path.read_text(encoding="utf-8").split("\n"):
         try:
             rows.append(json.loads(line))
         except ValueError:

@@ -129,8 +129,8 @@ def train(
     chosen = RunSettings(steps=steps, **settings)
     built = build(recipe, overrides)
     path = Path(run) if run is not None else new_run_path(built.name)
+    loaded_task = load_task(task, **(task_options or {}))
     with RunFolder(path).open(resume=resume) as folder:
-        loaded_task = load_task(task, **(task_options or {}))
         policy = model if isinstance(model, Policy) else load_policy(model, **(model_options or {}))
         trainer = Trainer(
             policy, loaded_task, built, steps=steps, seed=chosen.seed, engine=engine
@@ -350,7 +350,7 @@ def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, An
         "terms": terms,
         "accuracy": float(batch["accuracy"][i]) if "accuracy" in batch else None,
         "finish": "length" if bool(batch["truncated"][i]) else "stop",
-        "tokens": [policy.decode([token], skip_special_tokens=False) for token in token_ids],
+        "tokens": policy.token_texts(token_ids),
         "mask": batch.mask[i, :length].int().tolist(),
     }
     for name, column in (("advantages", "advantages"), ("logp", "logp_sampler"), ("entropy", "entropy")):

@@ -30,7 +30,7 @@ def ragged_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
     columns = {
         "tokens": torch.randint(2, 9, (n, width), generator=draw).masked_fill(~inside, 0),
         "lengths": lengths,
-        "prompt_tokens": torch.randint(2, 9, (n, 3), generator=draw),
+        "prompt_tokens": torch.randint(2, 9, (n, 3), generator=draw)[group % n],
         "prompt_lengths": torch.full((n,), 3),
         "provenance": torch.where(inside, torch.where(mask, 4, -2), PADDING),
         "logp_sampler": logp_old,
@@ -44,9 +44,15 @@ def ragged_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
         "max_tokens": torch.full((n,), 8.0, dtype=dtype),
         "greedy_reward": (group % 2).to(dtype),
         "accuracy": rewards.clone(),
+        "control": (torch.arange(n) % 3 == 2).to(dtype),  # a rollout at another temperature
         **rollout_credit_columns(group, inside, dtype),
+        **whole_loss_columns(group, inside, dtype),
+        **token_credit_columns(group, inside, dtype),
     }
-    prompts = [Prompt(f"p{g}", f"problem {g}", metadata={"solution": "ab", "static_value": 0.3}) for g in group.tolist()]
+    prompts = [
+        Prompt(f"p{g}", f"problem {g}", metadata={"solution": "ab", "static_value": 0.3})
+        for g in group.tolist()
+    ]
     return Batch.of(
         mask=mask,
         group=group,
@@ -66,6 +72,7 @@ def rollout_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) ->
         "static_value": (group % 3).to(dtype) / 4,
         "reference_reward": torch.randint(0, 2, (n,), generator=draw).to(dtype),
         "answer_class": torch.randint(0, 3, (n,), generator=draw),
+        "revisit": torch.rand(n, generator=draw) < 0.3,
         "previous_drift": torch.rand(n, generator=draw, dtype=dtype) / 10,
         "global_advantages": torch.randn(n, 1, generator=draw, dtype=dtype) * inside,
         "local_weight": torch.rand(n, 1, generator=draw, dtype=dtype) * inside,
@@ -74,6 +81,71 @@ def rollout_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) ->
         "items": (torch.arange(width)[None] // 2).expand(n, -1).masked_fill(~inside, -1),
         "thought": torch.arange(n) // 2 + 40,
         "thought_tokens": inside & (torch.arange(width)[None] < 3),
+    }
+
+
+def whole_loss_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Columns read by distillation, demonstrations, preferences and Bellman regressions."""
+    draw = torch.Generator().manual_seed(13)
+    n, width = inside.shape
+
+    def log_probs() -> Tensor:
+        values = -torch.randn(n, width, generator=draw, dtype=dtype).abs()
+        return values.masked_fill(~inside, 0.0)
+
+    return {
+        "level": torch.randint(1, 5, (n,), generator=draw),
+        "reference_rewards": torch.randint(0, 2, (n, 4), generator=draw).to(dtype),
+        "demonstration": (torch.arange(n) % 5 == 1).to(dtype),
+        "guided": (torch.arange(n) % 4 == 2).to(dtype),
+        "success_rate": (group % 3).to(dtype) / 3,
+        "logp_teacher": log_probs(),
+        "teacher_weight": torch.rand(n, generator=draw, dtype=dtype),
+        "uniform_value": log_probs() - 2,
+        "uniform_value_old": log_probs() - 2,
+        "answer_tokens": inside & (torch.arange(width)[None] >= 4),
+    }
+
+
+def token_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Columns read by credit for tokens, segments, turns and trees."""
+    draw = torch.Generator().manual_seed(17)
+    n, width = inside.shape
+
+    def ids(count: int, *shape: int) -> Tensor:
+        return torch.randint(0, count, shape or (n,), generator=draw)
+
+    def numbers(*shape: int) -> Tensor:
+        return torch.rand(*(shape or (n,)), generator=draw, dtype=dtype)
+
+    place = torch.arange(width).expand(n, width)
+    return {
+        "tree": ids(2),
+        "variant": ids(2),
+        "own_variant": ids(2),
+        "turn": ids(2),
+        "agent": ids(2),
+        "module": ids(2),
+        "call": torch.arange(n),
+        "turn_reward": numbers(),
+        "result_run": ids(3) - 1,
+        "team_reward": numbers(),
+        "node": torch.arange(n),
+        "parent": torch.tensor([-1, -1, -1, -1, 1, 0, 1, -1, 0, 7, 99, 5])[:n],
+        "path": ids(3, n, 3) * torch.tensor([1, 2, 4]) - torch.tensor([0, 1, 1]),
+        "prefix_values": numbers(n, width),
+        "step_label": ids(2, n, width),
+        "step": place // 2,
+        "state": ids(2, n, width),
+        "action": ids(2, n, width),
+        "next_state": ids(2, n, width),
+        "first_call": ids(4) - 1,
+        "effective_rank": numbers(),
+        "erv": numbers() - 0.5,
+        "era": numbers() - 0.5,
+        "vocabulary_divergence": numbers(n, width),
+        "prefix_share": numbers(n, width),
+        "uniform": numbers(n, width),
     }
 
 

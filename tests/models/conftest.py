@@ -26,10 +26,6 @@ SMALL = {
     "eos_token_id": 2,
     "pad_token_id": 0,
 }
-CHAT = (
-    "{{ bos_token }}{% for m in messages %}<|user|>{{ m['role'] }}:{{ m['content'] }}<|end|>"
-    "{% endfor %}{% if add_generation_prompt %}<|user|>{% endif %}"
-)
 
 
 def make_tokenizer(*, bos: bool = True, eos: bool = False, pad: str = "<pad>") -> Any:
@@ -57,7 +53,7 @@ def make_model(kind: str, **changes: Any) -> Any:
     config = {
         "llama": lambda c: hf.LlamaConfig(**c),
         "qwen2": lambda c: hf.Qwen2Config(**c),
-        "mistral": lambda c: hf.MistralConfig(sliding_window=4, **c),
+        "mistral": lambda c: hf.MistralConfig(**{"sliding_window": 4, **c}),
         "gemma2": lambda c: hf.Gemma2Config(
             **{"head_dim": 8, "final_logit_softcapping": 2.0, "sliding_window": 8, **c}
         ),

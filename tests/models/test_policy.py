@@ -153,7 +153,7 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(
 ) -> None:
     plain, saving = policy_of(), policy_of(gradient_checkpointing=True)
     calls: list[int] = []
-    assert saving._scorer.plain_head
+    saving.evaluate(batch_of(), Distribution())  # the checks of first use
     saving.model.model.layers[0].mlp.register_forward_pre_hook(lambda *_: calls.append(1))
     pairs = zip(
         gradients(plain, plain.evaluate(batch_of(), Distribution()).logp.sum()),

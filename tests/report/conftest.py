@@ -145,11 +145,15 @@ def _metrics(step: int, steps: int, draw: random.Random, gain: float) -> dict[st
         "greso/skipped": float(draw.randrange(5)),
         "greso/probed": float(draw.randrange(5)),
     }
+    return row | _times(step, row["tokens/sampled"], draw)
+
+
+def _times(step: int, tokens: float, draw: random.Random) -> dict[str, Any]:
     spent = {"rollouts": 6.2, "rewards": 0.2, "columns": 1.4, "advantages": 0.3, "update": 4.1}
     spent = {name: max(0.0, s * draw.gauss(1, 0.08)) for name, s in spent.items()}
-    row |= {f"seconds/{name}": s for name, s in spent.items()}
+    row = {f"seconds/{name}": s for name, s in spent.items()}
     row["seconds/step"] = sum(spent.values()) + 0.4
-    row["tokens_per_second"] = row["tokens/sampled"] / row["seconds/step"]
+    row["tokens_per_second"] = tokens / row["seconds/step"]
     if step % 20 == 1:
         row["seconds/checkpoint"] = 2.5
     return row

@@ -50,7 +50,8 @@ def test_the_picture_has_its_own_background_and_no_outside_reference(
     frame = next(picture.iter(f"{SPACE}rect"))
     assert frame.get("fill") == "#ffffff"
     assert float(frame.get("width", "0")) >= float(picture.get("width", "0")) - 1
-    assert "href" not in out.read_text() and "url(" not in out.read_text()
+    assert "href" not in out.read_text()
+    assert "url(" not in out.read_text()
 
 
 def test_reward_that_equals_accuracy_is_drawn_once(run: Path, tmp_path: Path) -> None:
@@ -59,7 +60,8 @@ def test_reward_that_equals_accuracy_is_drawn_once(run: Path, tmp_path: Path) ->
     lines = [json.dumps(row | {"reward/mean": row["accuracy"]}) for row in rows]
     path.write_text("\n".join(lines))
     shown = texts(drawn(write_curve(run, tmp_path / "curve.svg")))
-    assert "accuracy" in shown and "reward" not in shown
+    assert "accuracy" in shown
+    assert "reward" not in shown
 
 
 def test_recipes_get_a_colour_each_and_seeds_share_one(make_run: MakeRun, tmp_path: Path) -> None:
@@ -87,7 +89,8 @@ def test_the_band_of_one_run_is_wider_where_steps_scatter() -> None:
     for name, width in (("calm", 0.0), ("wild", 2.0)):
         found = course([series], name)
         low, high = found.low[-1], found.high[-1]
-        assert low is not None and high is not None
+        assert low is not None
+        assert high is not None
         assert high - low == pytest.approx(width, abs=0.3)
 
 

@@ -64,7 +64,8 @@ def test_page_asks_for_nothing_outside_itself(run: Path) -> None:
     parsed = Elements(page)
     for tag, attributes in parsed.tags:
         assert tag not in ("link", "img", "iframe", "object", "embed", "base", "audio", "video")
-        assert "src" not in attributes and "srcset" not in attributes
+        assert "src" not in attributes
+        assert "srcset" not in attributes
         assert (attributes.get("href") or "#").startswith("#")
     code = "".join(parsed.texts)
     for word in (
@@ -178,7 +179,8 @@ def test_skipped_updates_and_unscored_rollouts_are_told(run: Path) -> None:
 def test_long_runs_are_thinned_to_a_thousand_points(make_run: MakeRun, tmp_path: Path) -> None:
     curves = data_of(page_of(make_run(tmp_path, steps=2500, every=2500)))["run"]["curves"]
     assert (curves["counted"], curves["bin"]) == (2500, 3)
-    assert len(curves["steps"]) == 834 and curves["steps"][-1] == 2500
+    assert len(curves["steps"]) == 834
+    assert curves["steps"][-1] == 2500
     assert all(len(column) == 834 for column in curves["columns"].values())
 
 

@@ -95,7 +95,8 @@ def test_a_huge_group_is_cut_and_says_so(tmp_path: Path) -> None:
     sample = sample_groups(tmp_path, 10_000_000)
     group = json.loads(sample.texts[0])
     assert len(sample.texts[0]) <= rollout_sample.GROUP_BYTES
-    assert group["logged"] == 80 and len(group["rollouts"]) == 32
+    assert group["logged"] == 80
+    assert len(group["rollouts"]) == 32
     first = group["rollouts"][0]
     head, missing = first["cut"]
     assert len(first["tokens"]) + missing == first["length"] == 4000
@@ -112,7 +113,8 @@ def test_a_column_with_one_value_is_written_once() -> None:
 
 def test_a_column_of_another_length_than_the_tokens_is_left_out() -> None:
     encoded = encode_rollout(a_rollout(logp=[-1.0], entropy=None), 100)
-    assert "logp" not in encoded and "entropy" not in encoded
+    assert "logp" not in encoded
+    assert "entropy" not in encoded
     assert encoded["advantages"] == [0, 1, 2, 3, 4, 5]
 
 

@@ -41,7 +41,8 @@ def test_smoothing_leaves_gaps_and_span_one_changes_nothing() -> None:
 
 def test_rounded_keeps_significant_digits() -> None:
     assert rounded(0.000123456, 3) == 0.000123
-    assert rounded(12345.6, 3) == 12300 and isinstance(rounded(12345.6, 3), int)
+    assert rounded(12345.6, 3) == 12300
+    assert isinstance(rounded(12345.6, 3), int)
     assert rounded(None, 3) is None
 
 
@@ -51,14 +52,13 @@ def test_difference_of_wilson_intervals_is_newcombes() -> None:
     after = Estimate(56 / 70, 0.6917, 0.8770)
     change = difference(before, after)
     assert change.value == pytest.approx(0.2)
-    assert (change.low, change.high) == (
-        pytest.approx(0.0524, abs=5e-4),
-        pytest.approx(0.3339, abs=5e-4),
-    )
+    assert change.low == pytest.approx(0.0524, abs=5e-4)
+    assert change.high == pytest.approx(0.3339, abs=5e-4)
 
 
 def test_difference_without_an_interval_has_none() -> None:
-    assert difference(Estimate(0.2), Estimate(0.5, 0.4, 0.6)) == Estimate(pytest.approx(0.3))
+    change = difference(Estimate(0.25), Estimate(0.5, 0.4, 0.6))
+    assert change == Estimate(0.25, None, None)
 
 
 def test_estimate_reads_a_row() -> None:

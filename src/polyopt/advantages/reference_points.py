@@ -28,6 +28,7 @@ from polyopt.groups import (
     group_sum,
 )
 from polyopt.parts import part
+from polyopt.rewards.noise import check_rates
 from polyopt.rollout_table import RolloutTable
 
 Advantages = Float[Tensor, "N T"]
@@ -192,6 +193,36 @@ class WeightedOutcomes:
         table = RolloutTable.of(batch)
         weighed = torch.where(table.rewards == 1, self.right, table.rewards)
         return table.spread(torch.where(table.rewards == 0, self.wrong, weighed))
+
+
+@part("advantages.estimator")
+@dataclass(frozen=True)
+class ForwardCorrection:
+    """A_i = (R_i - (1 - rho1)) / scale: right answers have mean 0 whatever the verifier rejects.
+
+    The expected update is parallel to that of a perfect verifier. Only rho1 matters, but for the
+    scale: 1 - rho0 - rho1 unless given. Not to be centred in the group: for rewards 0 and 1 that
+    undoes it. With rho1 = 0 it only blames rejected rollouts (NSR, arXiv 2506.01347).
+    "Reinforcement Learning with Verifiable yet Noisy Rewards under Imperfect Verifiers",
+    arXiv 2510.00915, appendix B (its algorithm 3 contradicts that appendix).
+
+    Attributes:
+        accepts_wrong: rho0, probability that a wrong answer gets 1.
+        rejects_right: rho1, probability that a right answer gets 0.
+        scale: Divisor; None takes 1 - rho0 - rho1.
+    """
+
+    accepts_wrong: float = 0.1
+    rejects_right: float = 0.2
+    scale: float | None = None
+
+    def __post_init__(self) -> None:
+        check_rates(self.accepts_wrong, self.rejects_right)
+
+    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
+        """Advantages [N, T]."""
+        scale = 1 - self.accepts_wrong - self.rejects_right if self.scale is None else self.scale
+        return ConstantBaseline(1 - self.rejects_right, scale)(advantages, batch)
 
 
 @part("advantages.estimator", needs={"static_value"})

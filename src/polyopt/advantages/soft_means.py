@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polyopt.advantages.statistics import group_sum
+from polyopt.groups import group_max, group_sum
 
 
 def soft_mean(values: Float[Tensor, "N K"], temperature: float) -> Float[Tensor, " N"]:
@@ -25,10 +25,9 @@ def soft_mean(values: Float[Tensor, "N K"], temperature: float) -> Float[Tensor,
     """
     known = ~values.isnan()
     rows = torch.arange(len(values), device=values.device)[:, None].expand_as(values)
-    picked = group_soft_mean(
-        values.masked_fill(~known, 0.0).flatten(), rows.flatten(), temperature, known.flatten()
-    )
-    return picked.unflatten(0, values.shape)[:, 0] if values.numel() else values.new_zeros(len(values))
+    filled = values.masked_fill(~known, 0.0).flatten()
+    means = group_soft_mean(filled, rows.flatten(), temperature, known.flatten())
+    return means.reshape(values.shape)[:, 0] if values.numel() else values.new_zeros(len(values))
 
 
 def group_soft_mean(
@@ -50,7 +49,7 @@ def group_soft_mean(
     count = group_sum(counted, index)
     if math.isinf(temperature):
         return group_sum(values * counted, index) / count.clamp(min=1)
-    top = group_top(values.detach().masked_fill(counted == 0, -torch.inf), index)
+    top = group_max(values.detach().masked_fill(counted == 0, -torch.inf), index)
     top = torch.where(count > 0, top, 0.0)
     inside = torch.where(counted > 0, (values - top) / temperature, 0.0)
     total = group_sum(inside.exp() * counted, index)
@@ -58,16 +57,7 @@ def group_soft_mean(
     return top + temperature * share.log()
 
 
-def group_top(values: Float[Tensor, " N"], index: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
-    """Largest value of each entry's group."""
-    groups = int(index.max()) + 1 if len(index) else 0
-    top = values.new_full((groups,), -torch.inf).scatter_reduce(0, index, values, "amax")
-    return top[index]
-
-
-def group_log_softmax(
-    values: Float[Tensor, " N"], index: Int[Tensor, " N"]
-) -> Float[Tensor, " N"]:
+def group_log_softmax(values: Float[Tensor, " N"], index: Int[Tensor, " N"]) -> Float[Tensor, " N"]:
     """Log of exp(x_i) / sum over the group of exp(x_j)."""
-    shifted = values - group_top(values.detach(), index)
+    shifted = values - group_max(values.detach(), index)
     return shifted - group_sum(shifted.exp(), index).log()

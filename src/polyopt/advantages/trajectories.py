@@ -8,8 +8,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polyopt.advantages.statistics import group_count, group_deviation, group_mean, group_sum
 from polyopt.batch import Batch
+from polyopt.groups import group_count, group_deviation, group_mean, group_size, group_sum
 
 PerRollout = Float[Tensor, " R"]
 
@@ -61,7 +61,7 @@ class Trajectories:
     @property
     def groups(self) -> int:
         """Groups with at least one rollout that trains."""
-        return int(self.index.max()) + 1 if len(self) else 0
+        return group_size(self.index)
 
     def sum(self, values: Float[Tensor, "N T"]) -> PerRollout:
         """Sum over each rollout's trained tokens; differentiable."""

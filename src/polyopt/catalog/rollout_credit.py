@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from polyopt.advantages.baselines import GroupZScore, group_mean_baseline
+from polyopt.advantages.baselines import GroupZScore, LeaveOneOut, group_mean_baseline
+from polyopt.advantages.histories import SingleStreamBaseline, SmoothStandardisation
 from polyopt.advantages.reference_points import (
     AdvantageMomentum,
     ConstantBaseline,
+    ForwardCorrection,
     InterpolatedQuantileBaseline,
     LengthWeightedBaseline,
     QuantileBaseline,
@@ -29,10 +31,18 @@ from polyopt.objectives.aggregation import (
     sequence_mean_token_sum,
     token_mean,
 )
+from polyopt.objectives.dynamic_clip import DynamicClip
 from polyopt.objectives.surrogates import ClippedSurrogate, PolicyGradient
+from polyopt.prompts.beliefs import UncertainFirst
+from polyopt.prompts.reference_values import NotMastered
 from polyopt.recipe import Recipe
+from polyopt.replay.previous_visit import PreviousVisit
+from polyopt.rewards.noise import BackwardCorrection
+from polyopt.rewards.policy_drift import previous_drift
 from polyopt.rewards.prompt_numbers import static_value
+from polyopt.rollouts.reference import ReferenceRollouts
 from polyopt.selection.outcomes import Unsolved, only_right, only_wrong
+from polyopt.selection.unscored import drop_unscored
 
 OFFICIAL = "official code read and run"
 
@@ -159,6 +169,7 @@ def pvpo(recipe: Recipe) -> Recipe:
     return (
         recipe.claim("advantages.estimator", static_baseline)
         .append("rewards.shaping", static_value)
+        .append("prompts.filters", NotMastered())
         .suggest("objective.surrogate", ClippedSurrogate(0.2, 0.2))
         .suggest("objective.aggregation", sequence_mean_token_mean)
     )
@@ -170,9 +181,10 @@ def pvpo(recipe: Recipe) -> Recipe:
     certainty=OFFICIAL,
 )
 def aapo(recipe: Recipe) -> Recipe:
-    """Adds to the z-score the lead over a completion of the reference policy; plain log-likelihood."""
+    """Adds to the z-score the lead over a completion of the reference policy; no ratio, no clip."""
     return (
         recipe.append("advantages.shaping", AdvantageMomentum())
+        .append("rollouts.measurements", ReferenceRollouts())
         .suggest("advantages.estimator", GroupZScore(1e-4))
         .claim("objective.surrogate", PolicyGradient())
         .suggest("objective.aggregation", token_mean)
@@ -262,4 +274,66 @@ def s_grpo_noise(recipe: Recipe) -> Recipe:
         .suggest("objective.surrogate", ClippedSurrogate(0.2, 0.2))
         .suggest("objective.aggregation", ConstantLength())
         .suggest("objective.kl", None)
+    )
+
+
+@idea(
+    "spo-single-stream",
+    title="Single-stream Policy Optimization",
+    paper="arXiv 2509.13232",
+    certainty="official code read, its lines run; drift measured before the update, not after",
+)
+def spo_single_stream(recipe: Recipe) -> Recipe:
+    """One rollout a prompt against a tracked success rate, uncertain prompts first; no groups."""
+    return (
+        recipe.claim("rollouts.per_prompt", 1)
+        .claim("advantages.estimator", SingleStreamBaseline())
+        .claim("replay.buffer", PreviousVisit())
+        .append("rewards.shaping", previous_drift)
+        .append("selection.parts", drop_unscored)
+        .append("prompts.filters", UncertainFirst())
+        .suggest("objective.surrogate", ClippedSurrogate(0.2, 0.28, dual_clip=10.0))
+        .suggest("objective.aggregation", token_mean)
+        .suggest("objective.kl", None)
+    )
+
+
+@idea(
+    title="DCPO: Dynamic Clipping Policy Optimization",
+    paper="arXiv 2509.02333",
+    certainty="official code read and run; aggregation as in its code",
+)
+def dcpo(recipe: Recipe) -> Recipe:
+    """z-scores smoothed over a prompt's visits; a clip range for each token by its probability."""
+    return (
+        recipe.claim("advantages.estimator", SmoothStandardisation())
+        .claim("objective.surrogate", DynamicClip())
+        .suggest("objective.aggregation", token_mean)
+        .suggest("objective.kl", None)
+    )
+
+
+NOISY = {
+    "title": "Reinforcement Learning with Verifiable yet Noisy Rewards under Imperfect Verifiers",
+    "paper": "arXiv 2510.00915",
+    "certainty": "paper's sections 3, A and B read; appendix B, which its algorithm 3 contradicts",
+}
+
+
+@idea("noisy-verifier", **NOISY)
+def noisy_verifier(recipe: Recipe) -> Recipe:
+    """Forward correction: credit with mean 0 over right answers, whatever the verifier rejects."""
+    return _noisy(recipe.claim("advantages.estimator", ForwardCorrection()))
+
+
+@idea("noisy-verifier-backward", **NOISY)
+def noisy_verifier_backward(recipe: Recipe) -> Recipe:
+    """Backward correction: rewards unbiased for the truth, against the others' mean."""
+    claimed = recipe.claim("advantages.estimator", LeaveOneOut())
+    return _noisy(claimed.append("rewards.shaping", BackwardCorrection()))
+
+
+def _noisy(recipe: Recipe) -> Recipe:
+    return recipe.suggest("objective.surrogate", ClippedSurrogate(0.2, 0.2)).suggest(
+        "objective.aggregation", sequence_mean_token_mean
     )

@@ -154,17 +154,20 @@ class Queue:
         return len(self._tickets)
 
     def next_wave(self, rows: Sequence[Ticket], segments: Segments) -> list[Ticket]:
-        """Take the tickets that fit beside the active rows, and reserve their room."""
+        """Take the tickets that fit beside the active rows."""
         wave = self._fitting(rows, segments)
         if not wave and not rows and self._tickets:
             segments.drop_idle()
             wave = self._fitting(rows, segments)
-        if wave:
-            shapes = [t.shape for t in (*rows, *wave)]
-            self._decoder.reserve(shapes)
-            total = self._decoder.row_bytes(shapes) + segments.bytes_with(wave)
-            self._work.most_cache_bytes = max(self._work.most_cache_bytes, total)
         return wave
+
+    def reserve(self, rows: Sequence[Ticket], wave: Sequence[Ticket], segments: Segments) -> None:
+        """Have the decoder make room for the rows and the wave, within the budget."""
+        shapes = [t.shape for t in (*rows, *wave)]
+        others = segments.bytes_with(wave)
+        self._decoder.reserve(shapes, self._budget - others)
+        total = self._decoder.reserved_bytes + others
+        self._work.most_cache_bytes = max(self._work.most_cache_bytes, total)
 
     def _fitting(self, rows: Sequence[Ticket], segments: Segments) -> list[Ticket]:
         wave: list[Ticket] = []

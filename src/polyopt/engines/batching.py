@@ -112,6 +112,8 @@ class Batching:
             wave = self._queue.next_wave(active, self._segments)
             if not wave:
                 break
+            self._close_up(free, keep=len(wave))
+            self._queue.reserve(active, wave, self._segments)
             segments = self._segments.of(wave)
             rows = [Row(ticket, self._decode) for ticket in wave]
             _draw_into(rows, torch.stack([segment.logits for segment in segments]))
@@ -120,25 +122,21 @@ class Batching:
                 if row.finish is not None:
                     self._close(row)
                     continue
-                place = free.pop() if free else len(self._rows)
+                place = free.pop(0) if free else len(self._rows)
                 self._rows[place : place + 1] = [row]
                 self._decoder.place(place, segment)
-        self._close_up(sorted(free))
+        self._close_up(free, keep=0)
 
-    def _close_up(self, free: list[int]) -> None:
-        """Move the last rows into the free places and forget the rest."""
-        if not free:
-            return
-        while free:
+    def _close_up(self, free: list[int], keep: int) -> None:
+        """Move the last rows into all but `keep` of the free places, and forget what is beyond."""
+        while len(free) > keep:
             last = len(self._rows) - 1
-            if free[-1] == last:
-                free.pop()
-            else:
-                place = free.pop(0)
+            place = free.pop()
+            if place != last:
                 self._decoder.move(last, place)
                 self._rows[place] = self._rows[last]
             self._rows.pop()
-        self._decoder.shrink(len(self._rows))
+            self._decoder.shrink(len(self._rows))
 
 
 def _draw_into(rows: Sequence[Row], logits: Tensor) -> None:

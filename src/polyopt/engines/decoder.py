@@ -80,8 +80,12 @@ class Decoder(Protocol):
     def prefill(self, jobs: Sequence[Prefill]) -> list[Segment]:
         """Compute segments, none of which is another's parent."""
 
-    def reserve(self, rows: Sequence[RowShape]) -> None:
-        """Make room for rows of these shapes; rows that are placed keep their content."""
+    def reserve(self, rows: Sequence[RowShape], most_bytes: int) -> None:
+        """Make room for rows of these shapes; rows that are placed keep their content.
+
+        Room that is there already is kept even if it is more than needed, unless it takes more
+        than `most_bytes`. While memory is moved, one layer's is there twice.
+        """
 
     def place(self, row: int, segment: Segment) -> None:
         """Make `row` a sequence that ends with `segment`; `row` may be one past the last."""
@@ -93,13 +97,17 @@ class Decoder(Protocol):
         """Copy row `source` over row `target`."""
 
     def shrink(self, rows: int) -> None:
-        """Forget all rows from `rows` on."""
+        """Forget all rows from `rows` on; with none left, the memory is free again."""
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         """Append one token to each row; the logits [R, V] after it."""
 
     def row_bytes(self, rows: Sequence[RowShape]) -> int:
         """Cache memory for rows of these shapes, segments not counted."""
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Cache memory that is reserved now, segments not counted."""
 
     @property
     def token_bytes(self) -> int:

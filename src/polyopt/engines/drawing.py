@@ -10,10 +10,12 @@ import numpy.typing as npt
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn import functional as F
 
-from polyopt.engines.protocol import Distribution, apply_distribution
+from polyopt.engines.protocol import Distribution
+from polyopt.engines.truncation import truncated
 
-BLOCK = 256
+BLOCK = 128
 """Vocabulary entries that are summed before the cumulative sum is taken."""
 
 
@@ -70,30 +72,31 @@ def _draw_alike(
     entropy: bool,
 ) -> Drawn:
     """Draw every row from one kind of distribution."""
-    logits = apply_distribution(logits.float(), distribution)
-    rows, vocabulary = logits.shape
-    top = logits.amax(-1, keepdim=True)
-    padded = -(-vocabulary // BLOCK) * BLOCK
-    weights = logits.new_zeros(rows, padded)
-    torch.exp(torch.sub(logits, top, out=weights[:, :vocabulary]), out=weights[:, :vocabulary])
-    blocks = weights.view(rows, -1, BLOCK)
+    probabilities = truncated(logits.float(), distribution).softmax(-1)
+    blocks = _blocks(probabilities)
     cumulative = blocks.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1]
     if not bool(torch.isfinite(total).all()):
-        bad = int((~torch.isfinite(total)).nonzero()[0])
         raise FloatingPointError(
-            f"logits of row {bad} are not finite: the policy's weights have diverged"
+            f"logits of {int((~torch.isfinite(total)).sum())} of {len(total)} rows are not finite: "
+            "the policy's weights have diverged; lower the learning rate or load a checkpoint"
         )
     if distribution.temperature == 0.0:
         tokens = logits.argmax(-1)
     else:
         tokens = _invert(blocks, cumulative, uniforms)
-    chosen = logits.gather(-1, tokens[:, None])
-    logp = (chosen - top).squeeze(-1).double() - total.log()
-    if not entropy:
-        return Drawn(tokens, logp, None)
-    probabilities = weights / total[:, None].float()
-    return Drawn(tokens, logp, torch.special.entr(probabilities).sum(-1).double())
+    chosen = probabilities.gather(-1, tokens[:, None]).squeeze(-1)
+    logp = (chosen.double() / total).log()
+    entropies = torch.special.entr(probabilities).sum(-1).double() if entropy else None
+    return Drawn(tokens, logp, entropies)
+
+
+def _blocks(probabilities: Float[Tensor, "R V"]) -> Float[Tensor, "R B K"]:
+    """The vocabulary in blocks, the last one filled up with zeros."""
+    rest = -probabilities.shape[-1] % BLOCK
+    if rest:
+        probabilities = F.pad(probabilities, (0, rest))
+    return probabilities.view(len(probabilities), -1, BLOCK)
 
 
 def _invert(
@@ -110,7 +113,9 @@ def _invert(
     return block * blocks.shape[-1] + _first_above(inside, target - before)
 
 
-def _first_above(cumulative: Float[Tensor, "R K"], target: Float[Tensor, " R"]) -> Int[Tensor, " R"]:
+def _first_above(
+    cumulative: Float[Tensor, "R K"], target: Float[Tensor, " R"]
+) -> Int[Tensor, " R"]:
     """Index of the first cumulative sum above the target, which rounding may not push past all."""
     last = cumulative[:, -1]
     below = torch.nextafter(last, torch.zeros_like(last))

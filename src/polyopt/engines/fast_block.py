@@ -35,9 +35,7 @@ class RotaryTable:
         return self._table.index_select(0, positions)
 
 
-def rotations(
-    table: Complex[Tensor, "R D/2"], geometry: Geometry
-) -> Complex[Tensor, "R H+K D/2"]:
+def rotations(table: Complex[Tensor, "R D/2"], geometry: Geometry) -> Complex[Tensor, "R H+K D/2"]:
     """One rotation per head; those of queries carry the scale of the scores."""
     heads = torch.ones(geometry.query_heads + geometry.key_heads, 1, device=table.device)
     heads[: geometry.query_heads] = geometry.scaling
@@ -52,12 +50,13 @@ def queries_keys_values(
 ) -> tuple[Float[Tensor, "R H D"], Float[Tensor, "R K D"], Float[Tensor, "R K D"]]:
     """Rotated and scaled queries, rotated keys, and values of the rows' new tokens."""
     normed = F.rms_norm(hidden, hidden.shape[-1:], block.input_norm, geometry.norm_eps)
-    heads = block.qkv(normed).unflatten(-1, (-1, geometry.head_dim))
+    heads = block.qkv(normed).view(len(hidden), -1, geometry.head_dim)
     turning = geometry.query_heads + geometry.key_heads
     turned = heads[:, :turning]
     if block.head_norm is not None:
         turned = F.rms_norm(turned, turned.shape[-1:], None, geometry.norm_eps) * block.head_norm
-    turned = torch.view_as_complex(turned.float().unflatten(-1, (-1, 2))) * rotation
+    pairs = turned.float().reshape(*turned.shape[:-1], -1, 2)
+    turned = torch.view_as_complex(pairs) * rotation
     turned = torch.view_as_real(turned).flatten(-2).to(hidden.dtype)
     return turned[:, : geometry.query_heads], turned[:, geometry.query_heads :], heads[:, turning:]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from jaxtyping import Float
@@ -10,19 +10,69 @@ from torch import Tensor
 
 from polyopt.engines.decoder import KeyValue, RowShape, Segment
 
-Allocate = Callable[..., Tensor]
+
+class Rectangles:
+    """Keys [N, K, D, C] and values [N, K, C, D] of N sequences with C columns, per layer."""
+
+    def __init__(self, layers: int, heads: int, head_dim: int, like: Tensor) -> None:
+        self._size = (heads, head_dim)
+        self._like = like
+        self.keys: list[Tensor] = []
+        self.values: list[Tensor] = []
+        self._layers = layers
+        self.free()
+
+    def free(self) -> None:
+        """Let go of the memory."""
+        heads, dim = self._size
+        self.keys = [self._like.new_empty(0, heads, dim, 0) for _ in range(self._layers)]
+        self.values = [self._like.new_empty(0, heads, 0, dim) for _ in range(self._layers)]
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Sequences and columns."""
+        return self.keys[0].shape[0], self.keys[0].shape[3]
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of both."""
+        return sum(one.nbytes for one in (*self.keys, *self.values))
+
+    def resize(self, shape: tuple[int, int], kept: int, columns: slice) -> None:
+        """Reallocate layer by layer; `kept` sequences keep `columns`, which come first."""
+        width = columns.stop - columns.start
+        heads, dim = self._size
+        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
+            self.keys[layer] = keys.new_empty(shape[0], heads, dim, shape[1])
+            self.keys[layer][:kept, :, :, :width] = keys[:kept, :, :, columns]
+            self.values[layer] = values.new_empty(shape[0], heads, shape[1], dim)
+            self.values[layer][:kept, :, :width] = values[:kept, :, columns]
+
+    def reserve(self, count: int, columns: int) -> None:
+        """Resize to exactly this many sequences and columns."""
+        raise NotImplementedError
+
+    def clear(self, sequences: slice, columns: slice) -> None:
+        """Zero columns that are masked: fresh memory may hold NaN, which a mask lets through."""
+        for keys, values in zip(self.keys, self.values, strict=True):
+            keys[sequences, :, :, columns] = 0
+            values[sequences, :, columns] = 0
+
+    def write(self, index: int, columns: slice, layers: Sequence[KeyValue]) -> None:
+        """Put a segment's keys and values into one sequence's columns."""
+        for layer, (keys, values) in enumerate(layers):
+            self.keys[layer][index, :, :, columns] = keys.transpose(1, 2)
+            self.values[layer][index, :, columns] = values
 
 
-class CompletionCache:
-    """Keys [R, K, D, C] and values [R, K, C, D] of the rows' completions, per layer.
+class CompletionCache(Rectangles):
+    """Keys and values of the rows' completions.
 
     Aligned on the right: every row's next token goes to column `end`.
     """
 
     def __init__(self, layers: int, heads: int, head_dim: int, like: Tensor) -> None:
-        self._size = (heads, head_dim)
-        self.keys = [like.new_empty(0, heads, head_dim, 0) for _ in range(layers)]
-        self.values = [like.new_empty(0, heads, 0, head_dim) for _ in range(layers)]
+        super().__init__(layers, heads, head_dim, like)
         self.lengths: list[int] = []
         self.end = 0
 
@@ -37,30 +87,22 @@ class CompletionCache:
         longest = max((shape.completion for shape in rows), default=0)
         return longest + max(16, longest // 8)
 
-    def reserve(self, rows: int, columns: int) -> None:
-        """Reallocate if there is less room, layer by layer."""
-        old_rows, _, _, old_columns = self.keys[0].shape
-        if rows <= old_rows and columns <= old_columns:
-            return
-        rows, columns = max(rows, old_rows), max(columns, old_columns)
+    def reserve(self, count: int, columns: int) -> None:
+        """Resize to exactly this many rows and columns."""
         used = slice(self.start, self.end)
-        width = self.end - self.start
-        heads, dim = self._size
-        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[layer] = keys.new_zeros(rows, heads, dim, columns)
-            self.keys[layer][:old_rows, :, :, :width] = keys[:, :, :, used]
-            self.values[layer] = values.new_zeros(rows, heads, columns, dim)
-            self.values[layer][:old_rows, :, :width] = values[:, :, used]
-        self.end = width
+        self.resize((count, columns), len(self.lengths), used)
+        self.end = used.stop - used.start
 
     def place(self, row: int, layers: Sequence[KeyValue], length: int) -> None:
         """Make the row's completion so far these `length` tokens."""
         if length > self.end:
             self._shift(length - self.end)
-        columns = slice(self.end - length, self.end)
-        for layer, (keys, values) in enumerate(layers if length else ()):
-            self.keys[layer][row, :, :, columns] = keys.transpose(1, 2)
-            self.values[layer][row, :, columns] = values
+        begin = self.end - length
+        if begin < self.start:
+            self.clear(slice(0, len(self.lengths)), slice(begin, self.start))
+        else:
+            self.clear(slice(row, row + 1), slice(self.start, begin))
+        self.write(row, slice(begin, self.end), layers)
         self.lengths[row : row + 1] = [length]
 
     def _shift(self, by: int) -> None:
@@ -85,6 +127,7 @@ class CompletionCache:
         del self.lengths[rows:]
         if rows == 0:
             self.end = 0
+            self.free()
 
     def grow(self) -> None:
         """Open one more column for every row, at `end - 1`."""
@@ -94,28 +137,19 @@ class CompletionCache:
         self.lengths = [length + 1 for length in self.lengths]
 
 
-class PromptCache:
-    """Keys [S, K, D, P] and values [S, K, P, D] of the prompts of all groups with rows."""
+class PromptCache(Rectangles):
+    """Keys and values of the prompts of all groups that have rows."""
 
     def __init__(self, layers: int, heads: int, head_dim: int, like: Tensor) -> None:
-        self._size = (heads, head_dim)
-        self.keys = [like.new_empty(0, heads, head_dim, 0) for _ in range(layers)]
-        self.values = [like.new_empty(0, heads, 0, head_dim) for _ in range(layers)]
+        super().__init__(layers, heads, head_dim, like)
         self.prompts: list[Segment] = []
         self.of_row: list[Segment | None] = []
 
-    def reserve(self, prompts: int, columns: int) -> None:
-        """Reallocate if there is less room, layer by layer."""
-        old_prompts, _, _, old_columns = self.keys[0].shape
-        if prompts <= old_prompts and columns <= old_columns:
-            return
-        prompts, columns = max(prompts, old_prompts), max(columns, old_columns)
-        heads, dim = self._size
-        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[layer] = keys.new_zeros(prompts, heads, dim, columns)
-            self.keys[layer][:old_prompts, :, :, :old_columns] = keys
-            self.values[layer] = values.new_zeros(prompts, heads, columns, dim)
-            self.values[layer][:old_prompts, :, :old_columns] = values
+    def reserve(self, count: int, columns: int) -> None:
+        """Resize to exactly this many prompts and columns."""
+        longest = max((len(prompt.tokens) for prompt in self.prompts), default=0)
+        self.resize((count, columns), len(self.prompts), slice(0, longest))
+        self.clear(slice(0, len(self.prompts)), slice(longest, columns))
 
     def place(self, row: int, prompt: Segment) -> None:
         """Give the row this prompt, which comes in if it isn't there."""
@@ -128,9 +162,8 @@ class PromptCache:
 
     def _write(self, slot: int, prompt: Segment) -> None:
         length = len(prompt.tokens)
-        for layer, (keys, values) in enumerate(prompt.layers):
-            self.keys[layer][slot, :, :, :length] = keys.transpose(1, 2)
-            self.values[layer][slot, :, :length] = values
+        self.clear(slice(slot, slot + 1), slice(length, self.shape[1]))
+        self.write(slot, slice(0, length), prompt.layers)
 
     def _drop_unused(self) -> None:
         """Close up over prompts that no row has any more."""
@@ -155,6 +188,8 @@ class PromptCache:
         """Forget the last rows."""
         del self.of_row[rows:]
         self._drop_unused()
+        if rows == 0:
+            self.free()
 
 
 def padding_mask(

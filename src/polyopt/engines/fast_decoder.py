@@ -7,6 +7,7 @@ queries), the rows' own keys in another, and takes one softmax over both.
 from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
+from typing import cast
 
 import torch
 from jaxtyping import Complex, Float
@@ -92,7 +93,7 @@ class FastDecoder:
         self.geometry = geometry_of(model)
         self._read: Hashable = None
         self._weights: Weights
-        like = model.get_input_embeddings().weight.detach()
+        like = cast(Tensor, model.get_input_embeddings().weight).detach()
         sizes = (self.geometry.layers, self.geometry.key_heads, self.geometry.head_dim, like)
         self._completions = CompletionCache(*sizes)
         self._prompts = PromptCache(*sizes)
@@ -120,18 +121,34 @@ class FastDecoder:
         """All segments in one pass over their tokens."""
         return prefill(self._weights, self.geometry, self._rotary, jobs)
 
+    def _rectangles(self, rows: Sequence[RowShape]) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Rows and columns for completions, and for prompts."""
+        prompts = {row.group: row.prompt for row in rows}
+        return (len(rows), CompletionCache.columns(rows)), (len(prompts), max(prompts.values()))
+
     def row_bytes(self, rows: Sequence[RowShape]) -> int:
         """Bytes of the completions' rectangle and of the prompts'."""
-        prompts = {row.group: row.prompt for row in rows}
-        tokens = len(rows) * self._completions.columns(rows)
-        tokens += len(prompts) * max(prompts.values(), default=0)
-        return tokens * self.token_bytes
+        return sum(count * columns for count, columns in self._rectangles(rows)) * self.token_bytes
 
-    def reserve(self, rows: Sequence[RowShape]) -> None:
-        """Make room for rows of these shapes."""
-        prompts = {row.group: row.prompt for row in rows}
-        self._completions.reserve(len(rows), self._completions.columns(rows))
-        self._prompts.reserve(len(prompts), max(prompts.values(), default=0))
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the rectangles that are there."""
+        return self._completions.reserved_bytes + self._prompts.reserved_bytes
+
+    def reserve(self, rows: Sequence[RowShape], most_bytes: int) -> None:
+        """Resize what is too small, or both if they take too much."""
+        caches = (self._completions, self._prompts)
+        needs = self._rectangles(rows)
+        small = [
+            need[0] > cache.shape[0] or need[1] > cache.shape[1]
+            for cache, need in zip(caches, needs, strict=True)
+        ]
+        for cache, need, too_small in zip(caches, needs, small, strict=True):
+            if too_small:
+                cache.reserve(*need)
+        if self.reserved_bytes > most_bytes:
+            for cache, need in zip(caches, needs, strict=True):
+                cache.reserve(*need)
 
     def place(self, row: int, segment: Segment) -> None:
         """Share the prompt, copy the completion's prefix."""

@@ -52,7 +52,7 @@ def _prefill(
     for index, block in enumerate(weights.layers):
         parts = queries_keys_values(block, geometry, hidden, rotation)
         attended = []
-        for i, (q, k, v) in enumerate(zip(*(p.split(counts) for p in parts), strict=True)):
+        for i, (q, k, v) in enumerate(zip(*(torch.split(p, counts) for p in parts), strict=True)):
             keys, values = k.transpose(0, 1), v.transpose(0, 1)
             if pasts[i]:
                 keys = torch.cat([pasts[i][index][0], keys], 1)

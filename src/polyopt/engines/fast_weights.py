@@ -67,18 +67,22 @@ def why_unsupported(model: PreTrainedModel) -> str | None:
         return f"rotary embedding {rotary}"
     if config.hidden_act not in ("silu", "swish"):
         return f"activation {config.hidden_act}"
-    limit = config.max_position_embeddings
-    for block in model.model.layers:
-        if (getattr(block.self_attn, "sliding_window", None) or limit) < limit:
-            return "sliding-window attention"
-    if (
-        config.model_type == "mistral" and (getattr(config, "sliding_window", None) or limit) < limit
-    ):
+    if _slides(model):
         return "sliding-window attention"
     for module in _linears(model):
         if reason := _why_opaque(module):
             return reason
     return None
+
+
+def _slides(model: PreTrainedModel) -> bool:
+    """Whether some layer's window is shorter than the longest sequence."""
+    config: Any = model.config
+    inner: Any = model.model
+    windows = [getattr(block.self_attn, "sliding_window", None) for block in inner.layers]
+    if config.model_type == "mistral":
+        windows.append(getattr(config, "sliding_window", None))
+    return any(window and window < config.max_position_embeddings for window in windows)
 
 
 def geometry_of(model: PreTrainedModel) -> Geometry:
@@ -110,12 +114,11 @@ def read_weights(model: PreTrainedModel) -> Weights:
     """Copy the model's weights as they are now, with LoRA adapters added in."""
     geometry = geometry_of(model)
     inner: Any = model.model
-    head: Any = model.get_output_embeddings()
     return Weights(
         embedding=inner.embed_tokens.weight.detach(),
         layers=[_layer(block, geometry) for block in inner.layers],
         norm=inner.norm.weight.detach(),
-        head=projection(*_affine(head)),
+        head=projection(*_affine(_head(model))),
     )
 
 
@@ -153,18 +156,24 @@ def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> Projection:
 
 def _interleave(rows: Tensor, heads: int) -> Tensor:
     """Rows of each head reordered so that rotation partners i and i + D/2 are neighbours."""
-    return rows.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    shape = rows.shape
+    return rows.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
 
 
 def _linears(model: PreTrainedModel) -> list[Any]:
     """All modules that are read as affine maps."""
     inner: Any = model.model
-    found = [model.get_output_embeddings()]
+    found = [_head(model)]
     for block in inner.layers:
         attention, mlp = block.self_attn, block.mlp
         found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
         found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
     return found
+
+
+def _head(model: Any) -> Any:
+    """The map from hidden states to logits."""
+    return model.get_output_embeddings()
 
 
 def _is_lora(module: Any) -> bool:

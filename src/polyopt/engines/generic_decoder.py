@@ -14,7 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 from polyopt.engines.decoder import Prefill, RowShape, Segment, past_of
 
 
-class RowsLayer(DynamicLayer):
+class RowsLayer(DynamicLayer):  # type: ignore[no-untyped-call]
     """One layer's keys and values of all rows in a preallocated buffer [R, K, C, D].
 
     Rows are aligned on the right: columns `start` to `end` are in use, a row of l tokens fills the
@@ -23,7 +23,7 @@ class RowsLayer(DynamicLayer):
     """
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.buffers: list[Tensor] = []
         self.rows = self.start = self.end = 0
 
@@ -53,7 +53,7 @@ class GenericDecoder:
         self._last_only = {"logits_to_keep": 1} if "logits_to_keep" in parameters else {}
         self._probe = self.prefill([Prefill((0,))])[0].layers
         self._layers = [RowsLayer() for _ in self._probe]
-        self._cache = Cache(layers=self._layers)
+        self._cache = Cache(layers=list(self._layers))
         self._lengths: list[int] = []
         self._capacity = self._end = 0
 
@@ -89,8 +89,8 @@ class GenericDecoder:
         logits = self._forward(tokens, positions, cache, None)[0, -1]
         own = done - job.known
         layers = [
-            (cast(Tensor, layer.keys)[0, :, own:].clone(), cast(Tensor, layer.values)[0, :, own:].clone())
-            for layer in cache.layers
+            (layer.keys[0, :, own:].clone(), layer.values[0, :, own:].clone())
+            for layer in cast(list[Any], cache.layers)
         ]
         return Segment(job.tokens, job.parent, layers, logits.clone())
 
@@ -112,22 +112,26 @@ class GenericDecoder:
         """Bytes of the rectangle of rows and columns."""
         return len(rows) * self._columns(rows) * self.token_bytes
 
-    def reserve(self, rows: Sequence[RowShape]) -> None:
-        """Reallocate when the rectangle is too small, layer by layer."""
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of the rectangle that is there."""
+        return sum(buffer.nbytes for layer in self._layers for buffer in layer.buffers)
+
+    def reserve(self, rows: Sequence[RowShape], most_bytes: int) -> None:
+        """Reallocate when the rectangle is too small or too large, layer by layer."""
         columns = self._columns(rows)
-        old_rows = len(self._layers[0].buffers[0]) if self._layers[0].buffers else 0
-        if columns <= self._capacity and len(rows) <= old_rows:
+        have = len(self._layers[0].buffers[0]) if self._layers[0].buffers else 0
+        fits = columns <= self._capacity and len(rows) <= have
+        if fits and self.reserved_bytes <= most_bytes:
             return
-        columns, count = max(columns, self._capacity), max(len(rows), old_rows)
+        kept, used = len(self._lengths), slice(self._start, self._end)
         width = self._end - self._start
         for layer, probe in zip(self._layers, self._probe, strict=True):
-            grown = []
             for i, one in enumerate(probe):
-                buffer = one.new_zeros(count, one.shape[0], columns, one.shape[2])
-                if layer.buffers:
-                    buffer[:old_rows, :, :width] = layer.buffers[i][:, :, self._start : self._end]
-                grown.append(buffer)
-            layer.buffers = grown
+                buffer = one.new_zeros(len(rows), one.shape[0], columns, one.shape[2])
+                if kept:
+                    buffer[:kept, :, :width] = layer.buffers[i][:kept, :, used]
+                layer.buffers[i : i + 1] = [buffer]
         self._capacity, self._end = columns, width
 
     def place(self, row: int, segment: Segment) -> None:
@@ -172,7 +176,9 @@ class GenericDecoder:
         """Forget the last rows."""
         del self._lengths[rows:]
         if rows == 0:
-            self._end = 0
+            self._end = self._capacity = 0
+            for layer in self._layers:
+                layer.buffers = []
 
     def step(self, tokens: Sequence[int]) -> Tensor:
         """One forward over all rows."""

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from polyopt.engines.admission import Queue, Ticket
@@ -117,7 +117,7 @@ class LocalEngine:
         context = request.prompt + request.prefix
         if not context:
             raise UserError("a request with neither prompt nor prefix: give at least one token.")
-        vocabulary = self._language_model.get_input_embeddings().num_embeddings
+        vocabulary = len(cast(Tensor, self._language_model.get_input_embeddings().weight))
         if max(context) >= vocabulary or min(context) < 0:
             bad = next(t for t in context if not 0 <= t < vocabulary)
             raise UserError(

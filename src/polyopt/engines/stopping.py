@@ -34,15 +34,15 @@ class Ending:
 
     def _completes_stop_string(self, tokens: Sequence[int]) -> bool:
         text = self._decode(tokens[self._start :])
-        if self._holds_stop(text) and (
-            self._start == 0 or self._holds_stop(self._decode(tokens))
-        ):
+        if self._holds_stop(text) and (self._start == 0 or self._holds_stop(self._decode(tokens))):
             return True
         candidate = len(tokens) - self._window
-        if candidate >= self._start + self._window:
-            # A window whose text is short (special tokens, half characters) is kept whole.
-            if len(self._decode(tokens[candidate:])) >= self._longest + 8:
-                self._start = candidate
+        # A window whose text is short (special tokens, half characters) is kept whole.
+        if (
+            candidate >= self._start + self._window
+            and len(self._decode(tokens[candidate:])) >= self._longest + 8
+        ):
+            self._start = candidate
         return False
 
     def _holds_stop(self, text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from jaxtyping import Int
@@ -43,9 +44,10 @@ class Rows:
 
     def to(self, device: torch.device) -> Rows:
         """The rows with every tensor on `device`."""
-        fields = dataclasses.fields(self)
-        tensors = [getattr(self, f.name).to(device) for f in fields if f.name != "shape"]
-        return Rows(*tensors, self.shape)
+        moved: dict[str, Any] = {
+            name: value.to(device) for name, value in vars(self).items() if name != "shape"
+        }
+        return dataclasses.replace(self, **moved)
 
 
 def rows_of(batch: Batch) -> Rows:

@@ -144,6 +144,10 @@ class Policy:
             )
         )
 
+    def token_texts(self, ids: Sequence[int]) -> list[str]:
+        """The text of each token by itself, special ones included; for display only."""
+        return [self.decode([token], skip_special_tokens=False) for token in ids]
+
     def evaluate(
         self, batch: Batch, distribution: Distribution, want: Collection[str] = ()
     ) -> Evaluation:

@@ -1,4 +1,4 @@
-"""Aggregations: the coefficient of each token's loss, from the mask of the whole optimizer batch."""
+"""Aggregations: each token's coefficient, from the mask of the whole optimizer batch."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class ConstantLength:
 @part("objective.aggregation")
 @dataclass(frozen=True)
 class LengthWeighted:
-    """Token sums of rollouts weighted by their length: f_i / (rollouts * L), f_i = n_i^-alpha / mean.
+    """Token sums of rollouts weighted by length: f_i / (rollouts * L), f_i = n_i^-alpha / mean.
 
     With the variance of a rollout's gradient growing like its length n_i, alpha = 1 gives the
     unbiased combination of least variance; alpha = 0 is `ConstantLength`. Rollouts without a

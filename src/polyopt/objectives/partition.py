@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 import torch
 
-from polyopt.advantages.statistics import group_mean
 from polyopt.advantages.trajectories import PerRollout, Trajectories
 from polyopt.batch import Batch
+from polyopt.divergences import bounded_exp
 from polyopt.errors import RecipeError
+from polyopt.groups import group_mean
+from polyopt.levels import rollout_index, rollout_mean, rollout_sum
 from polyopt.objectives.protocol import Evaluation, TokenLoss, Tokens
-from polyopt.objectives.ratios import rollout_sum
-from polyopt.objectives.surrogates import LOG_RATIO_BOUND
 from polyopt.parts import part
 
 
@@ -65,14 +65,12 @@ class FlowBalance:
 
     def residuals(self, logp: Tokens, log_z: PerRollout, batch: Batch) -> PerRollout:
         """Violation of the balance by each row's rollout. [N]"""
-        tokens = rollout_sum(torch.ones_like(logp), batch).clamp(min=1)
         gap = logp - self.beta * batch["advantages"] - batch["logp_ref"]
-        return log_z + rollout_sum(gap, batch) / tokens
+        return log_z + rollout_mean(gap, batch)
 
     def weights(self, logp: Tokens, batch: Batch) -> PerRollout:
         """pi / pi_old of each row's rollout, a constant. [N]"""
-        log_weight = rollout_sum(logp.detach() - batch["logp_old"], batch)
-        weight = log_weight.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND).exp()
+        weight = bounded_exp(rollout_sum(logp.detach() - batch["logp_old"], batch))
         return weight if self.clip is None else weight.clamp(1 - self.clip, 1 + self.clip)
 
 
@@ -84,7 +82,7 @@ def first_token(values: Tokens, batch: Batch) -> PerRollout:
     mask = batch.loss_mask
     begins = mask & (mask.cumsum(1) == 1)
     own = torch.where(begins, values, 0.0).sum(1)
-    index = torch.unique(batch.rollout, return_inverse=True)[1]
+    index = rollout_index(batch)
     rows = torch.arange(len(mask), device=mask.device)
     late = rows.masked_fill(~mask.any(1), len(mask))
     first = late.new_full((len(mask),), len(mask)).scatter_reduce(0, index, late, "amin")[index]

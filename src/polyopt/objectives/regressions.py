@@ -5,11 +5,11 @@ the rollouts of a prompt don't know Z, so every loss here but the last compares
 
     beta (move_i - mean_g move)   with   credit_i - mean_g credit
 
-where move_i = sum_t (logp - anchor) over a rollout's trained tokens (a sum, not a mean) and credit_i
-is the mean of its tokens' advantages. They differ in the anchor, the weight of a rollout and the
-scale. Since k sum_i (x_i - mean x)^2 is the sum of (x_i - x_j)^2 over the pairs of a group of k,
-regressions on pairs and on group variance are one thing: GVPO, TBA and CoPG have the same gradient
-up to a factor per group, and REBEL is their case k = 2.
+where move_i = sum_t (logp - anchor) over a rollout's trained tokens (a sum, not a mean) and
+credit_i is the mean of its tokens' advantages. They differ in the anchor, the weight of a rollout
+and the scale. Since k sum_i (x_i - mean x)^2 is the sum of (x_i - x_j)^2 over the pairs of a group
+of k, regressions on pairs and on group variance are one thing: from the same anchor REBEL, GVPO,
+TBA and CoPG have the same gradient up to a factor per group and the choice of beta.
 
 No ratio, no clip; a group of one gives 0. All need whole groups in one batch.
 """
@@ -24,9 +24,9 @@ from torch import Tensor
 
 from polyopt.advantages.trajectories import PerRollout, Trajectories
 from polyopt.batch import Batch
+from polyopt.levels import rollout_mean, rollout_sum
 from polyopt.objectives.partition import log_partition
 from polyopt.objectives.protocol import Evaluation, Loss, TokenLoss, Tokens
-from polyopt.objectives.ratios import rollout_sum
 from polyopt.parts import part
 
 
@@ -159,11 +159,11 @@ class ContrastiveGradient:
 @part("objective.surrogate", needs={"advantages", "logp_old"}, min_rollouts=2)
 @dataclass(frozen=True)
 class StandardisedRegression:
-    """Mean over rollouts of (A_i - (move_i - mean_g move) / (std_g move + eps))^2, move from pi_old.
+    """Mean over rollouts of (A_i - (move_i - mean_g move) / (std_g move + eps))^2.
 
-    The prediction has no scale: the loss says in which direction the policy moves, and only a KL
-    penalty says how far. At pi = pi_old the deviation is 0 and the gradient 1 / eps times as large
-    as elsewhere, so an on-policy step rests on the clipping of the gradient's norm.
+    The move is from pi_old. The prediction has no scale: the loss says in which direction the policy
+    moves, and only a KL penalty says how far. At pi = pi_old the deviation is 0 and the gradient
+    1 / eps times as large as elsewhere, so an on-policy step rests on the clipping of its norm.
 
     Reg-GRPO, in "DeepVideo-R1", arXiv 2506.07464 (reconstructed: n - 1 and eps are GRPO's).
 
@@ -227,6 +227,5 @@ class OptimalAdvantageRegression:
 
     def residuals(self, logp: Tokens, batch: Batch) -> Tensor:
         """beta * move - A of each row's rollout. [N]"""
-        tokens = rollout_sum(torch.ones_like(logp), batch).clamp(min=1)
-        credit = rollout_sum(batch["advantages"], batch) / tokens
-        return self.beta * rollout_sum(logp - batch["logp_ref"], batch) - credit
+        move = rollout_sum(logp - batch["logp_ref"], batch)
+        return self.beta * move - rollout_mean(batch["advantages"], batch)

@@ -1,4 +1,4 @@
-"""Surrogates with several policies or with a penalty inside: the clip acts on all of it together."""
+"""Surrogates whose clip acts on more than a ratio: on a penalty too, or between three policies."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class UnnormalizedReverseKLClip:
 @part("objective.surrogate", needs={"advantages", "logp_old"})
 @dataclass(frozen=True)
 class ReverseKLClip(UnnormalizedReverseKLClip):
-    """The same with h = A - coefficient (d + 1), algorithm 1's form for the normalised reverse KL."""
+    """The same with h = A - coefficient (d + 1): algorithm 1 for the normalised reverse KL."""
 
     shift: ClassVar[float] = 1.0
 

@@ -1,4 +1,4 @@
-"""Surrogates that hold the ratio by other means than a flat clip: each with the gradient it keeps."""
+"""Surrogates that hold the ratio by other means than a flat clip."""
 
 from __future__ import annotations
 
@@ -82,10 +82,11 @@ class QuadraticSurrogate:
 @part("objective.surrogate", needs={"advantages", "logp_old"}, claims={"reinforce"})
 @dataclass(frozen=True)
 class LogClippedGradient:
-    """L = -A (logp_old + e), e = min(d, log(1 + clip_high)) where A > 0, else max(d, log(1 - clip_low)).
+    """L = -A (logp_old + e), e the log-ratio d clipped on the side where it has gone far enough.
 
-    d is the log-ratio. No ratio multiplies the gradient: it is -A inside the bounds, 0 beyond. The
-    constant -A logp_old makes the value that of the clipped log-probability, as in siiRL's code.
+    e = min(d, log(1 + clip_high)) where A > 0, else max(d, log(1 - clip_low)). No ratio multiplies
+    the gradient: it is -A inside the bounds, 0 beyond. The constant -A logp_old makes the value
+    that of the clipped log-probability, as in siiRL's code.
 
     CPGD, arXiv 2505.12504.
 
@@ -187,7 +188,9 @@ class LearnedDrift:
 
 @dataclass(frozen=True, eq=False)
 class LearnedDriftOverClip(LearnedDrift):
-    """The learned drift on top of PPO's: f = relu(relu((rho - clip(rho, 1 -+ clip)) A) + net - offset).
+    """The learned drift on top of PPO's, relu((rho - clip(rho, 1 - clip, 1 + clip)) A).
+
+    f = relu(PPO's drift + net - offset).
 
     Attributes:
         clip: Half-width of PPO's clip range.

@@ -66,7 +66,7 @@ class ClipMask:
 @part("objective.trust_region", needs={"logp_old"})
 @dataclass(frozen=True)
 class StepDivergence:
-    """L += coefficient * D(d), d = log rho: a differentiable penalty on the step from the old policy.
+    """L += coefficient * D(d), d = log rho: a differentiable penalty on the step from `old`.
 
     With the divergences of RPG (arXiv 2505.17508, Tables 1 and 4) its gradient is exactly that of
     coefficient * D off-policy too, which a k3 without the weight rho is not. With `K2` it is

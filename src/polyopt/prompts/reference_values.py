@@ -39,18 +39,23 @@ def prompt_action(accuracy: float) -> str:
     return "keep" if accuracy > 0 else "inject_ground_truth"
 
 
-@part("prompts.filters", needs={"metadata:reference_accuracy"})
+@part("prompts.filters", needs={"metadata:static_value"})
 @dataclass(frozen=True)
 class NotMastered:
     """Visits only prompts that the reference policy doesn't always solve.
 
-    Reads `reference_accuracy` in each prompt's metadata. PVPO's group sampling without the injected
-    trajectories, arXiv 2508.21104.
+    Reads `static_value` in each prompt's metadata, the reference policy's mean reward on it. PVPO's
+    group sampling without the injected trajectories, arXiv 2508.21104.
+
+    Attributes:
+        full: Reward of a solved prompt.
     """
+
+    full: float = 1.0
 
     def keep(self, prompt: Prompt, draws: np.random.Generator) -> bool:
         """Whether to visit the prompt."""
-        return prompt_action(float(prompt.metadata["reference_accuracy"])) != "drop"
+        return prompt_action(float(prompt.metadata["static_value"]) / self.full) != "drop"
 
     def observe(self, batch: Batch) -> None:
         """Nothing to learn: the accuracies are fixed."""

@@ -70,7 +70,7 @@ def _console(console: Console | None) -> Console:
 def _part(row: Mapping[str, Any]) -> Text:
     slot = str(row.get("slot") or "")
     inner = slot.partition(".")[2]
-    text = Text(str(row.get("part") or "none"), style="cyan")
+    text = Text(str(row.get("part") or "(numbers)"), style="cyan" if inner else "dim")
     return Text.assemble(text, (f"  {inner}", "dim")) if inner else text
 
 

@@ -52,6 +52,7 @@ class Sampling:
         base: A request with the run's distribution, stop ids and lengths, for `dataclasses.replace`.
         seed: The run's seed.
         step: The current training step.
+        reference: Samples from the reference policy, where the trainer offers that.
     """
 
     engine: Engine
@@ -61,6 +62,7 @@ class Sampling:
     base: SampleRequest
     seed: int
     step: int
+    reference: Engine | None = None
 
     def seed_for(self, stage: str, request: PromptRequest, index: int) -> int:
         """Seed of one draw: from (run seed, step, stage, prompt, visit in this step, rollout)."""

@@ -148,6 +148,22 @@ class Learner:
             for parameter, origin in zip(self.parameters, start, strict=True):
                 parameter.copy_(origin + share * (parameter - origin))
 
+    def place(self, weights: Sequence[Tensor]) -> None:
+        """Set the trainable weights as a step of the optimizer would: they are a new version."""
+        self.interpolate(weights, 0.0)
+        self.optimizer.zero_grad(set_to_none=True)
+        self.policy.version += 1
+
+    def gradients(self) -> list[Tensor]:
+        """A copy of every parameter's gradient; 0 where there is none."""
+        pairs = [(p, p.grad) for p in self.parameters]
+        return [torch.zeros_like(p) if g is None else g.detach().clone() for p, g in pairs]
+
+    def log_probs(self, batch: Batch) -> Tensor:
+        """Log-probabilities of the batch's tokens under the present weights, no gradient."""
+        found = self.policy.evaluate_all(batch, self.distribution, (), self.micro_tokens)
+        return found.logp
+
 
 def _tensors(evaluation: Evaluation) -> list[tuple[str, Tensor]]:
     named = [(f.name, getattr(evaluation, f.name)) for f in fields(evaluation)]

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 import numpy as np
+from jaxtyping import Float
 from torch import Tensor
 
 from polyopt.batch import Batch
@@ -27,6 +28,15 @@ class GradientSource(Protocol):
 
     def interpolate(self, start: Sequence[Tensor], share: float) -> None:
         """Move the trainable weights to start + share * (weights - start)."""
+
+    def place(self, weights: Sequence[Tensor]) -> None:
+        """Set the trainable weights as a step of the optimizer would: they are a new version."""
+
+    def gradients(self) -> list[Tensor]:
+        """A copy of every parameter's gradient; 0 where there is none."""
+
+    def log_probs(self, batch: Batch) -> Float[Tensor, "N T"]:
+        """Log-probabilities of the batch's tokens under the present weights, no gradient."""
 
 
 class UpdateRule(Protocol):

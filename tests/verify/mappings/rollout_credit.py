@@ -7,10 +7,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from polyopt.advantages.baselines import GroupZScore, group_mean_baseline
+from polyopt.advantages.baselines import GroupZScore, LeaveOneOut, group_mean_baseline
+from polyopt.advantages.halves import EntropyHalves, LengthHalves
+from polyopt.advantages.histories import Moments, SingleStreamBaseline, SmoothStandardisation
 from polyopt.advantages.reference_points import (
     AdvantageMomentum,
     ConstantBaseline,
+    ForwardCorrection,
     InterpolatedQuantileBaseline,
     LengthWeightedBaseline,
     QuantileBaseline,
@@ -27,11 +30,25 @@ from polyopt.advantages.scales import (
     RewardedShare,
     SignalShare,
 )
-from polyopt.batch import Batch
-from polyopt.objectives.aggregation import token_mean
+from polyopt.advantages.uncertainty import (
+    BatchEntropyScale,
+    EntropyScale,
+    LikelihoodSemanticEntropyDiscount,
+    SemanticEntropyDiscount,
+    exponential_discount,
+    linear_discount,
+)
+from polyopt.advantages.zero_variance import CentredFailures, EntropyForSilentGroups
+from polyopt.batch import Batch, Prompt
+from polyopt.objectives.aggregation import sequence_mean_token_mean, token_mean
+from polyopt.objectives.dynamic_clip import DynamicClip
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.surrogates import ClippedSurrogate, PolicyGradient
+from polyopt.prompts.beliefs import belief_from_scores, visit_weight
 from polyopt.prompts.reference_values import prompt_action, static_values
+from polyopt.rewards.confidence import ConfidenceCalibration, UnlikelinessReward, confidence
+from polyopt.rewards.noise import BackwardCorrection, FalseNegativeRate
+from polyopt.rewards.policy_drift import drift
 from polyopt.rollout_table import RolloutTable
 from polyopt.selection.outcomes import only_right, only_wrong
 from tests.verify.harness import Case, Outputs, loss_and_grad, maps
@@ -188,4 +205,162 @@ def s_grpo_noise(case: Case) -> Outputs:
     return {
         "weights": part.weights(RolloutTable.of(batch)),
         "advantages": per_rollout(advantages, batch),
+    }
+
+
+@maps("spo-single-stream")
+def spo_single_stream(case: Case) -> Outputs:
+    if case.param("kind") == "init":
+        least = case.param("rho_min")
+        pairs = [belief_from_scores(scores, least) for scores in case.raw("offline_scores")]
+        return {"alpha": [alpha for alpha, _ in pairs], "beta": [beta for _, beta in pairs]}
+    distance = torch.zeros(len(case.raw("rewards")))
+    if case.param("rho_type") == "constant":
+        part = SingleStreamBaseline(least=case.param("rho"), most=case.param("rho"))
+    else:
+        least, most = case.param("rho_min"), case.param("rho_max")
+        part = SingleStreamBaseline(case.param("d_half"), least, most)
+        then, now = case.tensor("prev_logp_then"), case.tensor("prev_logp_now")
+        distance = drift(then, now, case.tensor("prev_mask").bool())
+    names = [str(i) for i in range(len(distance))]
+    pairs = zip(case.raw("alpha"), case.raw("beta"), strict=True)
+    part.beliefs.beliefs = dict(zip(names, pairs, strict=True))
+    values = part.beliefs.values(names)
+    weights = torch.tensor([visit_weight(value, case.param("explore")) for value in values])
+    batch = rollout_batch(case).replace(
+        group=torch.arange(len(names)),
+        previous_drift=distance,
+        prompts=tuple(Prompt(name, "") for name in names),
+    )
+    advantages = per_rollout(credit(part, batch), batch)
+    return {
+        "value": values,
+        "advantages": advantages,
+        "distance": distance,
+        "rho": part.kept(distance),
+        "new_alpha": [part.beliefs.beliefs[name][0] for name in names],
+        "new_beta": [part.beliefs.beliefs[name][1] for name in names],
+        "prompt_weight": weights,
+        "prompt_prob": weights / weights.sum(),
+    }
+
+
+@maps("lens")
+def lens(case: Case) -> Outputs:
+    part, batch = ConfidenceCalibration(), case.batch("logp_old")
+    estimator = CentredFailures(case.param("negative_weight"), case.param("epsilon"))
+    table, calibrated = RolloutTable.of(batch), part(batch)
+    return {
+        "confidence": confidence(batch, table),
+        "difficulty": part.difficulty(batch, table),
+        "calibrated_rewards": calibrated.rewards,
+        "advantages": per_rollout(credit(estimator, calibrated), batch),
+    }
+
+
+@maps("rl-zvp")
+def rl_zvp(case: Case) -> Outputs:
+    batch = case.batch("entropy")
+    base = credit(GroupZScore(case.param("epsilon")), batch)
+    return {"advantages": shaped(EntropyForSilentGroups(case.param("alpha")), base, batch)}
+
+
+@maps("edge-grpo")
+def edge_grpo(case: Case) -> Outputs:
+    make = {"batch": BatchEntropyScale, "group": EntropyScale}[case.param("scope")]
+    batch = case.batch("entropy")
+    base = credit(GroupZScore(case.param("epsilon")), batch)
+    return {
+        "sequence_entropy": RolloutTable.of(batch).token_mean(batch["entropy"]),
+        "group_advantages": per_rollout(base, batch),
+        "advantages": per_rollout(shaped(make(least=0.0), base, batch), batch),
+    }
+
+
+@maps("seed-grpo")
+def seed_grpo(case: Case) -> Outputs:
+    discount = {"linear": linear_discount, "exp": exponential_discount}[case.param("f")]
+    batch = rollout_batch(case).replace(answer_class=case.ids("cluster"))
+    make = SemanticEntropyDiscount
+    if case.param("probability") == "likelihood":
+        make = LikelihoodSemanticEntropyDiscount
+        batch = batch.replace(logp_old=case.tensor("seq_logp")[:, None])
+    part = make(case.param("alpha"), discount)
+    base = credit(group_mean_baseline, batch)
+    return {
+        "semantic_entropy": part.entropy(batch),
+        "advantages": per_rollout(shaped(part, base, batch), batch),
+    }
+
+
+@maps("dcpo")
+def dcpo(case: Case) -> Outputs:
+    if case.has("logp"):
+        part = DynamicClip(
+            case.param("clip_low"), case.param("clip_high"), case.param("clip_ratio_c")
+        )
+        batch = case.batch("advantages", "logp_old")
+        low, high = part.bounds(batch["logp_old"])
+        objective = Objective(surrogate=part, aggregation=token_mean)
+        loss = loss_and_grad(objective, batch, case.tensor("logp"))
+        return {**loss, "ratio_low": low, "ratio_high": high}
+    table = RolloutTable.of(rollout_batch(case))
+    past = Moments(case.tensor("times"), case.tensor("old_mean"), case.tensor("old_std"))
+    advantages, after = SmoothStandardisation().step(table, past)
+    return {"advantages": advantages, "new_mean": after.mean, "new_std": after.std}
+
+
+@maps("unlikeliness-reward")
+def unlikeliness_reward(case: Case) -> Outputs:
+    part, batch = UnlikelinessReward(case.param("beta_rank")), case.batch("logp_old")
+    after = part(batch)
+    advantages = credit(GroupZScore(case.param("epsilon"), lone=1.0), after)
+    return {
+        "likelihood_rank": part.ranks(batch, RolloutTable.of(batch)),
+        "rewards_shaped": after.rewards,
+        "advantages": per_rollout(advantages, batch),
+    }
+
+
+@maps("noisy-verifier")
+def noisy_verifier(case: Case) -> Outputs:
+    if case.has("rule_positives"):
+        rate = FalseNegativeRate(
+            case.raw("previous_rho1"), case.param("ema"), case.param("alpha"), case.param("beta")
+        )
+        share = case.param("appeal_fraction")
+        counts = (case.raw("rule_positives"), case.raw("flipped_appeals"), share)
+        return {"rho1_estimate": rate.estimate(*counts), "rho1_smoothed": rate.observe(*counts)}
+    rates = (case.param("rho0"), case.param("rho1"))
+    batch = case.batch("logp_old")
+    corrected = BackwardCorrection(*rates, case.param("epsilon_c"))(batch)
+    backward = credit(LeaveOneOut(lone=1.0), corrected) / case.param("scale_backward")
+    forward = credit(ForwardCorrection(*rates, case.param("scale_forward")), batch)
+    surrogate = ClippedSurrogate(case.param("clip"), case.param("clip"))
+    objective = Objective(surrogate=surrogate, aggregation=sequence_mean_token_mean)
+    loss = loss_and_grad(objective, batch.replace(advantages=forward), case.tensor("logp"))
+    return {
+        "backward_rewards": corrected.rewards,
+        "backward_advantages": per_rollout(backward, batch),
+        "forward_weights": per_rollout(credit(ForwardCorrection(*rates, 1.0), batch), batch),
+        "forward_advantages": per_rollout(forward, batch),
+        "forward_loss": loss["loss"],
+        "grad_logp": loss["grad_logp"],
+    }
+
+
+@maps("canon")
+def canon(case: Case) -> Outputs:
+    numbers = (case.param("mu"), case.param("alpha"), case.param("beta"), 1.0)
+    if case.param("metric") == "length":
+        lengths = case.tensor("lengths")
+        mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
+        part, batch = LengthHalves(*numbers), case.batch(mask=mask)
+    else:
+        part, batch = EntropyHalves(*numbers), case.batch("entropy")
+    advantages = per_rollout(credit(part, batch), batch)
+    return {
+        "metric_value": part.metric(batch, RolloutTable.of(batch)),
+        # The code folds the constant length of Dr. GRPO's loss into the advantage.
+        "advantages": advantages / case.param("max_length"),
     }

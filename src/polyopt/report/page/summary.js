@@ -152,7 +152,7 @@ function pipelineTable(rows) {
     const numbers = Object.entries(row.numbers || {});
     return el("tr", { class: repeated ? "" : "first" },
       el("th", { scope: "row" }, repeated ? "" : row.stage),
-      el("td", {}, el("code", {}, row.part || "none"), inner && el("span", { class: "slot" }, inner)),
+      el("td", {}, el("code", { class: inner ? "" : "aside" }, row.part || "(numbers)"), inner && el("span", { class: "slot" }, inner)),
       el("td", { class: "numbers" }, numbers.map(([name, value]) =>
         el("span", {}, `${name} `, el("b", {}, show(value))))),
       el("td", {}, row.idea ? el("span", { class: "idea" }, row.idea) : el("span", { class: "aside" }, "default")),

@@ -141,12 +141,13 @@ function showTip(event) {
   const cut = rollout.cut;
   const position = cut && i >= cut[0] ? i + cut[1] : i;
   const logp = at(rollout.logp, i);
+  const policyToken = sampled(rollout, i);
   const rows = [["token", `${position + 1} of ${rollout.length}`]];
-  if (!sampled(rollout, i)) rows.push(["", "not sampled by the policy: no credit"]);
   if (known(at(rollout.advantages, i))) rows.push(["advantage", formatSigned(at(rollout.advantages, i))]);
-  if (known(logp)) rows.push(["probability", formatShare(Math.exp(logp))], ["log-probability", `${formatNumber(logp)} nats`]);
+  if (known(logp) && policyToken) rows.push(["probability", formatShare(Math.exp(logp))], ["log-probability", `${formatNumber(logp)} nats`]);
   if (known(at(rollout.entropy, i))) rows.push(["entropy", `${formatNumber(at(rollout.entropy, i))} nats`]);
   tip.replaceChildren(el("code", {}, JSON.stringify(rollout.tokens[i])),
+    el("p", { hidden: policyToken }, "not sampled by the policy: no credit"),
     el("dl", {}, rows.map(([name, value]) => [el("dt", {}, name), el("dd", {}, value)])));
   tip.hidden = false;
   const box = span.getClientRects()[0] || span.getBoundingClientRect();
