@@ -5,7 +5,8 @@
 Both sample the same prompts (groups of 8 share one) for the same number of tokens, in turns, after
 a warm-up; medians are reported. At batch 1 also the share of the measured memory bandwidth that
 reading the weights once per token makes up, at the largest batch the share of the measured matrix
-product rate. One JSON line.
+product rate. One JSON line. On a busy machine, `OMP_NUM_THREADS=1 ... --clock cpu` counts processor
+time instead of wall-clock time.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM
 
 from polyopt.engines.fast_projection import projection
 from polyopt.engines.generic_decoder import GenericDecoder
@@ -28,21 +29,24 @@ from polyopt.engines.protocol import SampleRequest
 GROUP = 8
 
 
+CLOCKS = {"wall": time.perf_counter, "cpu": time.process_time}
+clock = CLOCKS["wall"]
+
+
 def seconds(call: Callable[[], Any]) -> float:
-    """Wall-clock time of one call."""
-    start = time.perf_counter()
+    """Time of one call."""
+    start = clock()
     call()
-    return time.perf_counter() - start
+    return clock() - start
 
 
-def load(name: str) -> PreTrainedModel:
+def load(name: str) -> Any:
     """The model of a Hugging Face folder, or the embedded SmolLM2."""
     if name == "smollm2":
         from polyopt.models.loading import load_policy
 
-        model: PreTrainedModel = load_policy("smollm2").model
-    else:
-        model = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
+        return load_policy("smollm2").model.eval()
+    model: Any = AutoModelForCausalLM.from_pretrained(name, dtype=torch.float32)
     return model.eval()
 
 
@@ -56,9 +60,7 @@ def prompts_of(batch: int, length: int, vocabulary: int) -> list[tuple[int, ...]
     return made[:batch]
 
 
-def hf_call(
-    model: PreTrainedModel, prompts: list[tuple[int, ...]], tokens: int
-) -> Callable[[], Any]:
+def hf_call(model: Any, prompts: list[tuple[int, ...]], tokens: int) -> Callable[[], Any]:
     """Hugging Face's own sampling of exactly `tokens` tokens for every prompt."""
     width = max(map(len, prompts))
     ids = torch.tensor([[0] * (width - len(p)) + list(p) for p in prompts])
@@ -88,7 +90,7 @@ def engine_call(
     return lambda: engine.sample(requests)
 
 
-def compare(model: PreTrainedModel, batch: int, options: argparse.Namespace) -> dict[str, float]:
+def compare(model: Any, batch: int, options: argparse.Namespace) -> dict[str, float]:
     """Tokens per second of each sampler at one batch size, measured in turns."""
     prompts = prompts_of(batch, options.prompt, model.config.vocab_size)
     calls = {}
@@ -133,11 +135,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=64, help="prompt length in tokens")
     parser.add_argument("--tokens", type=int, default=64, help="new tokens per row")
     parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--clock", choices=CLOCKS, default="wall")
     parser.add_argument("--samplers", nargs="+", default=["polyopt", "hf"])
     options = parser.parse_args()
+    global clock
+    clock = CLOCKS[options.clock]
     model = load(options.model)
     weights = sum(p.numel() for p in model.parameters())
-    report: dict[str, Any] = {"model": options.model, "threads": torch.get_num_threads()}
+    report: dict[str, Any] = {"model": options.model, "clock": options.clock}
+    report |= {"threads": torch.get_num_threads(), "new_tokens": options.tokens}
     report["tokens_per_s"] = {str(b): compare(model, b, options) for b in options.batches}
     first, last = options.batches[0], options.batches[-1]
     read, peak = bandwidth(), product_rate()

@@ -1,4 +1,4 @@
-"""Generate the reference pages from the code: `docs/cli.md` and `docs/catalog.md`.
+"""Generate the reference pages from the code: `docs/cli.md`, `catalog.md` and `stages.md`.
 
 Run `python scripts/make_reference.py`; with `--check` it only says whether the pages are current.
 """
@@ -6,14 +6,16 @@ Run `python scripts/make_reference.py`; with `--check` it only says whether the 
 from __future__ import annotations
 
 import argparse
+import importlib
+import inspect
 import sys
 from pathlib import Path
 from typing import Any
 
 from polyopt.cli import build_parser
 from polyopt.ideas import Idea, load_catalog
+from polyopt.parts import STAGES, PartInfo, info_of, load_all_parts, name_of
 from polyopt.paths import leaves, read
-from polyopt.parts import info_of, name_of
 from polyopt.pipeline import stage_title
 from polyopt.recipe import Recipe
 
@@ -56,6 +58,35 @@ def catalog_page() -> str:
     return "".join(lines)
 
 
+def stages_page() -> str:
+    """Every part of every stage, with the whole of its docstring."""
+    lines = [GENERATED, "# Stages and their parts\n\n"]
+    lines.append(
+        "Which slot holds what is explained in [adding an idea](own-idea.md); the order of "
+    )
+    lines.append("the stages in [concepts](concepts.md). Ideas that use these parts are in the ")
+    lines.append("[catalog](catalog.md).\n")
+    parts = sorted(load_all_parts().values(), key=lambda info: (info.slot, info.name))
+    for stage in STAGES:
+        package = importlib.import_module(f"polyopt.{stage}")
+        lines.append(f"\n## {stage}\n\n{(package.__doc__ or '').strip()}\n")
+        prefix = "objective." if stage == "objectives" else f"{stage}."
+        for info in parts:
+            if info.slot.startswith(prefix):
+                lines.append(_part_section(info))
+    return "".join(lines)
+
+
+def _part_section(info: PartInfo) -> str:
+    needs = ", ".join(f"`{name}`" for name in sorted(info.needs))
+    lines = [f"\n### {info.name}\n\nSlot `{info.slot}`."]
+    lines.append(f" Needs {needs}." if needs else "")
+    lines.append(
+        f" At least {info.min_rollouts} rollouts a prompt." if info.min_rollouts > 1 else ""
+    )
+    return "".join(lines) + f"\n\n```text\n{inspect.getdoc(info.make)}\n```\n"
+
+
 def _idea_section(idea: Idea) -> str:
     recipe = idea(Recipe())
     lines = [f"\n## {idea.name}\n\n{idea.summary}\n\n"]
@@ -96,7 +127,7 @@ def _anchor(name: str) -> str:
     return name.replace("+", "").lower()
 
 
-PAGES = {"cli.md": cli_page, "catalog.md": catalog_page}
+PAGES = {"cli.md": cli_page, "catalog.md": catalog_page, "stages.md": stages_page}
 
 
 def main() -> int:

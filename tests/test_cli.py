@@ -220,7 +220,7 @@ def test_an_idea_in_ones_own_file_is_one_function(
     assert "returned NoneType" in fails(capsys, "show", f"{mine}:broken")
     assert "did you mean my_idea" in fails(capsys, "show", f"{mine}:my_ide")
     mine.write_text("import nothing_like_it\n")
-    assert re.search(r"mine.py, line 1.*nothing_like_it", fails(capsys, "show", f"{mine}:my_idea"))
+    assert re.search(r"mine.py line 1.*nothing_like_it", fails(capsys, "show", f"{mine}:my_idea"))
 
 
 def test_importing_polyopt_is_fast_and_light() -> None:

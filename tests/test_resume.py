@@ -46,7 +46,10 @@ def environment() -> dict[str, str]:
 def numbers(run: Path) -> list[dict[str, Any]]:
     """Metrics of every step, less the times."""
     rows = read_rows(run / "metrics.jsonl")
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "tokens_per"))} for row in rows]
+    return [
+        {k: v for k, v in row.items() if not k.startswith(("seconds", "tokens_per"))}
+        for row in rows
+    ]
 
 
 @pytest.fixture(scope="module")
@@ -73,7 +76,10 @@ def test_killed_at_a_random_moment_and_resumed_equals_never_killed(
     run = tmp_path / "killed"
     inputs = (uninterrupted["model"], uninterrupted["data"], uninterrupted["rewards"])
     process = subprocess.Popen(
-        command(run, *inputs), env=environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        command(run, *inputs),
+        env=environment(),
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
     )
     draw = random.Random(seed)
     kill_after = draw.randrange(1, STEPS - 1)

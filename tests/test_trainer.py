@@ -17,7 +17,9 @@ from polyopt.trainer import Trainer
 from tests.tiny import TINY_NUMBERS, tiny_policy, tiny_task
 
 
-def trainer_of(expression: str, task: Task | None = None, seed: int = 0, **numbers: object) -> Trainer:
+def trainer_of(
+    expression: str, task: Task | None = None, seed: int = 0, **numbers: object
+) -> Trainer:
     recipe = build(expression, {**TINY_NUMBERS, **numbers})
     return Trainer(tiny_policy(), task or tiny_task(), recipe, steps=5, seed=seed)
 

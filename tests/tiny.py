@@ -54,7 +54,8 @@ def starts_with_a_letter(prompts: Sequence[Prompt], texts: Sequence[str]) -> lis
 
 def tiny_task(prompts: int = 8) -> Task:
     """Prompts such as `3=`; right is any answer that begins with a letter."""
-    made = [Prompt(f"p{i}", f"{i}=", "a", {"solution": "ab"}) for i in range(prompts + 2)]
+    facts = {"solution": "ab", "reference_rewards": [0, 0, 1, 0]}
+    made = [Prompt(f"p{i}", f"{i}=", "a", facts) for i in range(prompts + 2)]
     term = RewardTerm("accuracy", starts_with_a_letter, correctness=True)
     return Task("tiny", made[:prompts], made[prompts:], (term,))
 

@@ -157,7 +157,8 @@ class Batch:
     @property
     def group_index(self) -> Int[Tensor, " N"]:
         """Groups renumbered 0..G-1 in order of id, for scatter operations."""
-        return torch.unique(self.group, return_inverse=True)[1]
+        index: Tensor = torch.unique(self.group, return_inverse=True)[1]
+        return index
 
     def replace(self, **changes: Any) -> Batch:
         """A copy with other fields or columns; a column given as None is removed."""

@@ -31,7 +31,6 @@ class _Parser(argparse.ArgumentParser):
         self.print_usage(sys.stderr)
         self.exit(2, f"{self.prog}: error: {message}\n")
 
-
     def _options(self) -> set[str]:
         """Every option of this parser and of its commands."""
         found = set(self._option_string_actions)
@@ -60,6 +59,9 @@ def build_parser() -> argparse.ArgumentParser:
     show.add_argument("expression", help="ideas joined by +, such as dapo+ktae")
     _add_set(show)
     show.add_argument("--json", action="store_true", help="print JSON")
+    demo = commands.add_parser("demo", help="improve the embedded model, before and after")
+    demo.add_argument("--seed", type=int, default=0, help="seed of the run (default 0)")
+    demo.add_argument("--run", type=Path, help="run folder (default: a new one under runs/)")
     report = commands.add_parser("report", help="write a run's report.html anew")
     report.add_argument("run", type=Path, help="run folder")
     for command in commands.choices.values():
@@ -90,8 +92,12 @@ def _train_parser(commands: Any) -> None:
     _add_task(train)
     train.add_argument("--eval-every", type=int, metavar="N", help="steps between evaluations")
     train.add_argument("--eval-samples", type=int, metavar="K", help="completions per problem")
-    train.add_argument("--eval-limit", type=int, metavar="N", help="most held-out problems; 0: none")
-    train.add_argument("--checkpoint-every", type=int, metavar="N", help="steps between checkpoints")
+    train.add_argument(
+        "--eval-limit", type=int, metavar="N", help="most held-out problems; 0: none"
+    )
+    train.add_argument(
+        "--checkpoint-every", type=int, metavar="N", help="steps between checkpoints"
+    )
     train.add_argument("--keep", type=int, metavar="N", help="checkpoints to keep (default 2)")
     train.add_argument("--log-rollouts-every", type=int, metavar="N", help="steps between logs")
     train.add_argument("--quiet", action="store_true", help="print only warnings and the result")
@@ -103,8 +109,12 @@ def _eval_parser(commands: Any) -> None:
     _add_task(evaluate)
     evaluate.add_argument("--samples", type=int, default=1, help="completions per problem")
     evaluate.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding")
-    evaluate.add_argument("--top-p", type=float, default=1.0, help="nucleus sampling (default: off)")
-    evaluate.add_argument("--top-k", type=int, default=0, help="k most likely tokens (default: all)")
+    evaluate.add_argument(
+        "--top-p", type=float, default=1.0, help="nucleus sampling (default: off)"
+    )
+    evaluate.add_argument(
+        "--top-k", type=int, default=0, help="k most likely tokens (default: all)"
+    )
     evaluate.add_argument("--max-tokens", type=int, default=256, help="completion limit in tokens")
     evaluate.add_argument("--limit", type=int, help="most held-out problems")
     evaluate.add_argument("--seed", type=int, default=0, help="seed of the samples (default 0)")
@@ -160,6 +170,7 @@ def _add_task(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--split", help="split of a hub data set")
     parser.add_argument("--heldout", help="file (or split) of held-out problems")
     parser.add_argument("--heldout-size", type=int, metavar="N", help="held-out problems")
+    parser.add_argument("--system", help="system message before every prompt")
     parser.add_argument("--task-seed", type=int, help="seed of generated problems")
 
 
@@ -171,6 +182,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "eval": _eval,
         "recipes": _recipes,
         "show": _show,
+        "demo": _demo,
         "report": _report,
     }
     try:
@@ -328,7 +340,11 @@ def _show(options: argparse.Namespace) -> int:
 
     recipe = build(options.expression, _assignments(options.assignments))
     if options.json:
-        print(json.dumps({"pipeline": describe(recipe), "batch": batch_arithmetic(recipe)}, default=str))
+        print(
+            json.dumps(
+                {"pipeline": describe(recipe), "batch": batch_arithmetic(recipe)}, default=str
+            )
+        )
         return 0
     from polyopt.report.live import LiveDisplay
 
@@ -336,6 +352,12 @@ def _show(options: argparse.Namespace) -> int:
     display.print_pipeline(describe(recipe))
     display.print_batch(batch_arithmetic(recipe))
     return 0
+
+
+def _demo(options: argparse.Namespace) -> int:
+    from polyopt.demo import demo
+
+    return 130 if demo(seed=options.seed, run=options.run).interrupted else 0
 
 
 def _report(options: argparse.Namespace) -> int:
@@ -353,7 +375,9 @@ def _assignments(pairs: Sequence[str]) -> dict[str, str]:
     for pair in pairs:
         path, equals, value = pair.partition("=")
         if not equals or not path:
-            raise UserError(f"--set {pair}: write it as PATH=VALUE, such as objective.clip_high=0.3")
+            raise UserError(
+                f"--set {pair}: write it as PATH=VALUE, such as objective.clip_high=0.3"
+            )
         found[path.strip()] = value
     return found
 
@@ -364,7 +388,7 @@ def _model_options(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _task_options(options: argparse.Namespace) -> dict[str, Any]:
-    names = ("prompt_column", "answer_column", "split", "heldout", "heldout_size")
+    names = ("prompt_column", "answer_column", "split", "heldout", "heldout_size", "system")
     found = _given({name: getattr(options, name) for name in names} | {"seed": options.task_seed})
     if options.options:
         found["options"] = _assignments(options.options)

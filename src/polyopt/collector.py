@@ -145,7 +145,9 @@ class Collector:
         )
 
     def _judge(self, rollouts: Sequence[Rollout]) -> list[float]:
-        scores = score(self.task.rewards, [r.request.prompt for r in rollouts], [r.text for r in rollouts])
+        scores = score(
+            self.task.rewards, [r.request.prompt for r in rollouts], [r.text for r in rollouts]
+        )
         term = self.task.accuracy_term
         return (scores.terms[term.name] if term else scores.total).tolist()
 
@@ -201,5 +203,3 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
 
 def _masked_mean(values: Tensor, mask: Tensor) -> float:
     return float(values[mask].mean()) if mask.any() else 0.0
-
-

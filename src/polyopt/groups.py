@@ -133,4 +133,5 @@ def per_group(values: Values, index: Index) -> Float[Tensor, " G"]:
 def subgroups(labels: Int[Tensor, " N"], index: Index) -> Index:
     """An index of the pairs (group, label): the classes into which each group falls."""
     pairs = torch.stack([index, labels.long()], dim=1)
-    return torch.unique(pairs, dim=0, return_inverse=True)[1].reshape(-1)
+    found: Tensor = torch.unique(pairs, dim=0, return_inverse=True)[1]
+    return found.reshape(-1)

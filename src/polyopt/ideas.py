@@ -12,17 +12,15 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import importlib.util
 import inspect
 import pkgutil
 import re
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import ModuleType
 
 from polyopt.errors import RecipeError, did_you_mean
+from polyopt.python_files import load_object
 from polyopt.recipe import Recipe
 
 
@@ -126,9 +124,9 @@ def idea(
 def mix(*members: Weighted) -> Idea:
     """One idea whose advantages are the weighted sum of several ideas' advantages.
 
-    `mix(0.7 * grpo, 0.3 * ktae)`, or in an expression `mix(0.7*grpo,0.3*ktae)`. Everything else that
-    the ideas bring is added up as usual. What members have in common is computed once, and each
-    member's share of the credit is logged.
+    `mix(0.7 * grpo, 0.3 * ktae)`, or in an expression `mix(0.7*grpo,0.3*ktae)`. Everything else
+    that the ideas bring is added up as usual. What members have in common is computed once, and
+    each member's share of the credit is logged.
 
     Raises:
         RecipeError: Fewer than two members, or one that assigns no advantages.
@@ -202,38 +200,6 @@ def find_idea(name: str) -> Idea:
     return catalog[name]
 
 
-def load_module(path: Path) -> ModuleType:
-    """Import a user's Python file under a name of its own.
-
-    Raises:
-        RecipeError: No such file, or importing it fails.
-    """
-    if not path.is_file():
-        raise RecipeError(f"there is no file {str(path)!r}: check the path (from {Path.cwd()}).")
-    name = f"polyopt_user_{path.stem}"
-    spec = importlib.util.spec_from_file_location(name, path)
-    if spec is None or spec.loader is None:
-        raise RecipeError(f"{str(path)!r} is not a Python file.")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[name] = module
-    try:
-        spec.loader.exec_module(module)
-    except Exception as error:
-        line = _line_in(path, error)
-        raise RecipeError(f"importing {path}{line} failed: {type(error).__name__}: {error}") from error
-    return module
-
-
-def _line_in(path: Path, error: BaseException) -> str:
-    """`, line 12` for the innermost traceback frame inside `path`."""
-    line, frame = "", error.__traceback__
-    while frame is not None:
-        if frame.tb_frame.f_code.co_filename == str(path):
-            line = f", line {frame.tb_lineno},"
-        frame = frame.tb_next
-    return line
-
-
 def names_in(expression: str) -> list[str]:
     """The names joined by `+` in an expression; those inside `mix(...)` stay together.
 
@@ -279,14 +245,11 @@ def _weighted(text: str) -> Weighted:
 
 
 def _from_file(name: str) -> Idea:
+    """An idea, or any function from recipe to recipe, in a user's file."""
     file, _, attribute = name.rpartition(":")
-    module = load_module(Path(file).expanduser())
-    found = getattr(module, attribute, None)
+    found = load_object(Path(file).expanduser(), attribute)
     if isinstance(found, Idea):
         return dataclasses.replace(found, source=name)
     if callable(found):
         return Idea(attribute.replace("_", "-"), found, source=name)
-    functions = [n for n, v in vars(module).items() if callable(v) and not n.startswith("_")]
-    raise RecipeError(
-        f"{file} has no idea called {attribute!r}; {did_you_mean(attribute, functions)}"
-    )
+    raise RecipeError(f"{attribute!r} in {file} is {type(found).__name__}, not an idea.")

@@ -10,7 +10,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 from polyopt.advantages.stage import Advantages
 from polyopt.errors import RecipeError
@@ -169,8 +168,8 @@ class Recipe:
         if getattr(surrogate, "aggregates", False) and self.objective.trust_region:
             limit = name_of(self.objective.trust_region[0])
             raise RecipeError(
-                f"{limit!r} (from {self._owner('objective.trust_region[0]')}) changes token losses, "
-                f"but {name_of(surrogate)!r} (from {self._owner('objective.surrogate')}) defines "
+                f"{limit!r} (from {self._owner('objective.trust_region[0]')}) changes token "
+                f"losses, but {name_of(surrogate)!r} (from {self._owner('objective.surrogate')}) defines "
                 "its own reduction and has none. Drop one of the two ideas."
             )
         available = self.provides()

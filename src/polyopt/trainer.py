@@ -173,7 +173,9 @@ class Trainer:
 
     def state_dict(self) -> dict[str, Any]:
         """Everything with memory except the policy's weights."""
-        parts = {p: item.state_dict() for p, item in walk(self.recipe) if isinstance(item, HasState)}
+        parts = {
+            p: item.state_dict() for p, item in walk(self.recipe) if isinstance(item, HasState)
+        }
         return {
             "done": self.done,
             "version": self.policy.version,

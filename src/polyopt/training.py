@@ -119,7 +119,7 @@ def train(
         resume: Continue the run in that folder.
         overrides: Values of the recipe by path: `{"objective.clip_high": 0.3}`.
         model_options: Keyword arguments for `load_policy` (`lora`, `dtype`, `device`, ...).
-        task_options: Keyword arguments for `load_task` (`rewards`, `heldout`, `prompt_column`, ...).
+        task_options: Keyword arguments for `load_task` (`rewards`, `heldout`, ...).
         engine: Samples completions; by default in this process.
         settings: Fields of `RunSettings`.
 
@@ -132,9 +132,7 @@ def train(
     loaded_task = load_task(task, **(task_options or {}))
     with RunFolder(path).open(resume=resume) as folder:
         policy = model if isinstance(model, Policy) else load_policy(model, **(model_options or {}))
-        trainer = Trainer(
-            policy, loaded_task, built, steps=steps, seed=chosen.seed, engine=engine
-        )
+        trainer = Trainer(policy, loaded_task, built, steps=steps, seed=chosen.seed, engine=engine)
         description = {
             "polyopt": __version__,
             "expression": built.name,
@@ -353,7 +351,11 @@ def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, An
         "tokens": policy.token_texts(token_ids),
         "mask": batch.mask[i, :length].int().tolist(),
     }
-    for name, column in (("advantages", "advantages"), ("logp", "logp_sampler"), ("entropy", "entropy")):
+    for name, column in (
+        ("advantages", "advantages"),
+        ("logp", "logp_sampler"),
+        ("entropy", "entropy"),
+    ):
         if column in batch:
             row[name] = [round(v, 5) for v in batch[column][i, :length].tolist()]
     return row
@@ -361,7 +363,11 @@ def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, An
 
 def random_state() -> dict[str, Any]:
     """State of the global generators, which a user's reward function may draw from."""
-    state = {"python": random.getstate(), "numpy": np.random.get_state(), "torch": torch.get_rng_state()}
+    state = {
+        "python": random.getstate(),
+        "numpy": np.random.get_state(),
+        "torch": torch.get_rng_state(),
+    }
     if torch.cuda.is_available():
         state["cuda"] = torch.cuda.get_rng_state_all()
     return state

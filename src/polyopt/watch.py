@@ -32,7 +32,7 @@ SIGNS = (
         "truncated",
         0.2,
         True,
-        "{value:.0%} of rollouts are cut off at the completion limit and never get to their answer: "
+        "{value:.0%} of rollouts are cut off at the completion limit and never reach an answer: "
         "raise --max-tokens, or add overlong-filter.",
     ),
     Sign(
@@ -46,8 +46,8 @@ SIGNS = (
         "sampler_gap",
         0.05,
         True,
-        "sampler and trainer disagree by {value:.3f} nats a token: the gradient is taken at another "
-        "policy than the one that sampled. Check dtype and temperature.",
+        "sampler and trainer disagree by {value:.3f} nats a token: the gradient is taken at "
+        "another policy than the one that sampled. Check dtype and temperature.",
     ),
     Sign(
         "skipped_updates",
@@ -59,7 +59,8 @@ SIGNS = (
         "unscored",
         0.1,
         True,
-        "{value:.0%} of rollouts could not be scored and train nothing: look at the reward function.",
+        "{value:.0%} of rollouts could not be scored and train nothing: look at the reward "
+        "function.",
     ),
 )
 

@@ -204,7 +204,9 @@ def test_a_stop_id_at_the_length_limit_counts_as_a_stop(make: Callable[..., Engi
     free = make().sample([request()])[0]
     stop = free.tokens[4]
     limit = free.tokens.index(stop) + 1
-    assert make().sample([request(stop_ids=frozenset({stop}), max_tokens=limit)])[0].finish == "stop"
+    assert (
+        make().sample([request(stop_ids=frozenset({stop}), max_tokens=limit)])[0].finish == "stop"
+    )
 
 
 def test_a_stop_string_ends_at_the_token_that_completes_it(make: Callable[..., Engine]) -> None:

@@ -65,9 +65,7 @@ def test_a_prompt_is_computed_once_for_its_group(decoder: Any) -> None:
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_forks_compute_only_what_no_other_fork_holds(decoder: Any) -> None:
     prompt, trunk = tuple(range(20)), (1, 2, 3, 4, 5, 6)
-    forks = [
-        request(seed=i, prompt=prompt, prefix=trunk[:k]) for k in (0, 2, 6) for i in range(2)
-    ]
+    forks = [request(seed=i, prompt=prompt, prefix=trunk[:k]) for k in (0, 2, 6) for i in range(2)]
     sampler = engine(small_model(), decoder)
     sampler.sample(forks)
     assert sampler.work.prefilled_tokens == 20 + 6

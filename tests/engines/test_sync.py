@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.tiny import tiny_policy
 
 from polyopt.engines.local import LocalEngine
 from polyopt.engines.protocol import Distribution, SampleRequest
-from tests.tiny import tiny_policy
 
 
 @pytest.mark.parametrize("fused", [True, False])

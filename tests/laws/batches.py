@@ -107,6 +107,12 @@ def whole_loss_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> dic
     }
 
 
+def _tree_path(turns: Tensor) -> Tensor:
+    """Nodes of a binary tree on the way that left and right turns describe, numbered by level."""
+    weights = torch.tensor([[1, 2, 4], [0, 1, 2], [0, 0, 1]])
+    return turns @ weights + torch.tensor([0, 2, 6])
+
+
 def token_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> dict[str, Tensor]:
     """Columns read by credit for tokens, segments, turns and trees."""
     draw = torch.Generator().manual_seed(17)
@@ -130,9 +136,10 @@ def token_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> d
         "turn_reward": numbers(),
         "result_run": ids(3) - 1,
         "team_reward": numbers(),
-        "node": torch.arange(n),
-        "parent": torch.tensor([-1, -1, -1, -1, 1, 0, 1, -1, 0, 7, 99, 5])[:n],
-        "path": ids(3, n, 3) * torch.tensor([1, 2, 4]) - torch.tensor([0, 1, 1]),
+        "segment": torch.where(place < 3, (torch.arange(n) % 2)[:, None], place // 5 * n + 10)
+        + torch.where(place < 3, 0, torch.arange(n)[:, None]),
+        "cut": ids(2, n, width),
+        "path": torch.where(torch.arange(3) < ids(4, n, 1), _tree_path(ids(2, n, 3)), -1),
         "prefix_values": numbers(n, width),
         "step_label": ids(2, n, width),
         "step": place // 2,

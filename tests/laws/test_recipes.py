@@ -76,7 +76,9 @@ def test_random_triples_train_with_finite_numbers() -> None:
 
 def test_every_registered_part_is_used_by_an_idea_or_a_default() -> None:
     """A part that nobody can reach from an expression is not done."""
-    used = {type(item) if not hasattr(item, "__name__") else item for _, item in walk(build("grpo"))}
+    used = {
+        type(item) if not hasattr(item, "__name__") else item for _, item in walk(build("grpo"))
+    }
     for idea in IDEAS:
         for _, item in walk(build(idea)):
             used.add(item if hasattr(item, "__name__") else type(item))

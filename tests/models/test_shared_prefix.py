@@ -30,7 +30,7 @@ def results(policy: Policy, batch: Batch, *, packed: bool) -> tuple[Tensor, list
 
 def close(got: list[Tensor], expected: list[Tensor], tolerance: float) -> None:
     for a, b in zip(got, expected, strict=True):
-        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * float(b.abs().max()))
+        torch.testing.assert_close(a, b, rtol=tolerance, atol=tolerance * b.abs().max().item())
 
 
 def assert_same(policy: Policy, batch: Batch, tolerance: float = 1e-5) -> None:

@@ -108,7 +108,9 @@ def maps(*keys: str) -> Callable[[Mapper], Mapper]:
     return register
 
 
-def loss_and_grad(objective: Objective, batch: Batch, logp: Tensor, **fields: Tensor) -> dict[str, Any]:
+def loss_and_grad(
+    objective: Objective, batch: Batch, logp: Tensor, **fields: Tensor
+) -> dict[str, Any]:
     """Loss of an objective and its gradient with respect to the log-probabilities."""
     leaf = logp.clone().requires_grad_()
     result = objective(Evaluation(leaf, **fields), batch)

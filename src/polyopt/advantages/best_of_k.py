@@ -142,17 +142,6 @@ class BestOfK:
             raise RecipeError(f"max@k with k={self.k}: k must be at least 1.")
 
 
-@part("advantages.estimator", min_rollouts=2)
-@dataclass(frozen=True)
-class BestOfKReward(BestOfK):
-    """A_i = q_i: unbiased for the gradient of max@k, with no baseline. arXiv 2510.23393, eq. 8."""
-
-    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
-        """Advantages [N, T]."""
-        table = RolloutTable.of(batch)
-        return table.spread(best_of_k(table.rewards, table.group, self.k).to(table.rewards.dtype))
-
-
 @part("advantages.estimator", min_rollouts=2, claims={"zero-on-equal-rewards"})
 @dataclass(frozen=True)
 class BestOfKLeaveOneOut(BestOfK):

@@ -19,9 +19,7 @@ MEASURES = ("effective_rank", "erv", "era")
 """Columns [N]: effective rank, its mean first difference and its mean second difference."""
 
 
-def effective_rank(
-    hidden: Float[Tensor, "T D"], first: Bool[Tensor, "J T"]
-) -> Float[Tensor, " J"]:
+def effective_rank(hidden: Float[Tensor, "T D"], first: Bool[Tensor, "J T"]) -> Float[Tensor, " J"]:
     """exp(-sum p log p) of J selections of tokens; p their centred singular values, summing to 1.
 
     0 for fewer than two tokens. Roy and Vetterli (2007).

@@ -62,7 +62,9 @@ class Mixture:
     ) -> Float[Tensor, "N T"]:
         """Result of a chain of parts; `done` holds the chains that have been run."""
         if not parts:
-            return torch.zeros(batch.mask.shape, dtype=batch.rewards.dtype, device=batch.mask.device)
+            return torch.zeros(
+                batch.mask.shape, dtype=batch.rewards.dtype, device=batch.mask.device
+            )
         for chain, result in done:
             if chain == parts:
                 return result

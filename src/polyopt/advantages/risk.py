@@ -69,10 +69,9 @@ class Papers:
 
 def bundles_of(batch: Batch, table: RolloutTable, size: int) -> Int[Tensor, " R"]:
     """The batch's `bundle` [N] of each rollout, else `size` prompts each in order of sampling."""
-    if "bundle" in batch:
-        return torch.unique(table.column(batch["bundle"]), return_inverse=True)[1]
-    order = torch.unique(group_first(table.group), return_inverse=True)[1]
-    return order // size
+    given = table.column(batch["bundle"]) if "bundle" in batch else group_first(table.group)
+    order: Tensor = torch.unique(given, return_inverse=True)[1]
+    return order if "bundle" in batch else order // size
 
 
 def range_and_tail(

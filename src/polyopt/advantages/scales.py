@@ -163,10 +163,8 @@ class BetaScale:
         alpha, beta = self.shape(table)
         p = self.mapped(table)[1].clamp(0, 1)
         norm = torch.lgamma(alpha) + torch.lgamma(beta) - torch.lgamma(alpha + beta)
-        log_density = (
-            torch.special.xlogy(alpha - 1, p) + torch.special.xlogy(beta - 1, 1 - p) - norm
-        )
-        return (-log_density).exp().clamp(max=self.top)
+        powers: Tensor = torch.special.xlogy(alpha - 1, p) + torch.special.xlogy(beta - 1, 1 - p)
+        return (norm - powers).exp().clamp(max=self.top)
 
 
 @part("advantages.estimator", min_rollouts=2, claims={"zero-on-equal-rewards"})

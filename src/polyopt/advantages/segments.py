@@ -9,8 +9,8 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
-from polyopt.advantages.trajectories import success
 from polyopt.advantages.statistics import spread
+from polyopt.advantages.trajectories import success
 from polyopt.batch import Batch
 from polyopt.groups import group_mean
 from polyopt.parts import part
@@ -19,44 +19,43 @@ from polyopt.rollout_table import RolloutTable
 Advantages = Float[Tensor, "N T"]
 
 
-@part("advantages.estimator", needs={"logp_sampler", "prefix_values"})
+@part("advantages.estimator", needs={"cut", "prefix_values"})
+def segment_gain(advantages: Advantages, batch: Batch) -> Advantages:
+    """A = V(end of the segment) - V(its start), on each of its tokens.
+
+    A segment runs from one cut to the next, the last one to the end of the completion, whose value
+    is its reward. Tokens before the first cut have no known start and get 0.
+
+    Columns [N, T]: `cut`, 1 on the first token of each segment whose start has a value;
+    `prefix_values`, there, the mean score of fresh continuations of what stands before the token.
+    SPO-chain, arXiv 2505.23564.
+    """
+    cut = (batch["cut"] > 0.5) & batch.mask
+    start, end = _cut_at_or_before(cut), _cut_after(cut)
+    values = batch["prefix_values"].to(batch.rewards.dtype).masked_fill(~cut, 0.0)
+    begun = values.gather(1, start.clamp(min=0))
+    ended = values.gather(1, end.clamp(max=batch.width - 1))
+    ended = torch.where(end < batch.width, ended, batch.rewards[:, None])
+    return torch.where((start >= 0) & batch.mask, ended - begun, 0.0)
+
+
+@part("advantages.shaping", needs={"logp_sampler"})
 @dataclass(frozen=True)
-class CutpointSegments:
-    """A = V(end of the segment) - V(its start), on the tokens that were choices.
+class ChoicesOnly:
+    """A_t = 0 where the sampler gave the token a probability above rho: it followed, unchosen.
 
-    A segment begins at every `interval`-th token of probability below rho and runs up to the next;
-    the last ends with the completion, whose value is its reward. Tokens before the first cutpoint
-    have no known start and get 0, as do tokens of probability above rho.
-
-    Column `prefix_values` [N, T]: at token t, the mean score of fresh continuations of what stands
-    before t; read at cutpoints only (`cutpoints` says where to sample). SPO-chain, arXiv
-    2505.23564; rho and interval are those of the authors' code.
+    The token stays in the loss's denominators; `ProbabilityMask` takes it out of them. SPO, arXiv
+    2505.23564.
 
     Attributes:
-        interval: Uncertain tokens from one cutpoint to the next.
-        rho: Probability from which on a token counts as certain.
+        rho: Largest probability of a choice.
     """
 
-    interval: int = 5
     rho: float = 0.9
 
     def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
         """Advantages [N, T]."""
-        cut = self.cutpoints(batch)
-        start, end = _cut_at_or_before(cut), _cut_after(cut)
-        width = batch.width
-        values = batch["prefix_values"].masked_fill(~cut, 0.0)
-        begun = values.gather(1, start.clamp(min=0))
-        ended = values.gather(1, end.clamp(max=width - 1))
-        ended = torch.where(end < width, ended, batch.rewards[:, None])
-        choice = (batch["logp_sampler"] <= math.log(self.rho)) & batch.mask
-        return torch.where((start >= 0) & choice, ended - begun, 0.0)
-
-    def cutpoints(self, batch: Batch) -> Bool[Tensor, "N T"]:
-        """Tokens before which the completion is cut, and a value is wanted."""
-        uncertain = (batch["logp_sampler"] < math.log(self.rho)) & batch.mask
-        nth = uncertain.long().cumsum(1) - 1
-        return uncertain & (nth % self.interval == 0)
+        return torch.where(batch["logp_sampler"] <= math.log(self.rho), advantages, 0.0)
 
 
 def _cut_at_or_before(cut: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:

@@ -9,8 +9,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from polyopt.advantages.order_projection import OrderConstraints
-from polyopt.advantages.trajectories import success
 from polyopt.advantages.statistics import spread
+from polyopt.advantages.trajectories import success
 from polyopt.batch import Batch
 from polyopt.groups import group_deviation, subgroups
 from polyopt.parts import part
@@ -42,7 +42,7 @@ class PrefixPaths:
         """The paths of a batch; a row without any path starts at the prompt."""
         path = batch["path"].long()
         path = torch.cat([path.new_full((len(path), 1), -2), path], dim=1)
-        on = path != -1
+        on = (path != -1).long().cummin(1).values.bool()
         row = on.nonzero()[:, 0]
         node = subgroups(path[on], batch.group_index[row])
         named = path.new_full(path.shape, -1).masked_scatter(on, node)
@@ -184,7 +184,5 @@ class StagedProjection:
         return low, high
 
 
-def _first_and_second(
-    first: Bool[Tensor, " N"], second: Bool[Tensor, " N"]
-) -> Bool[Tensor, "N N"]:
+def _first_and_second(first: Bool[Tensor, " N"], second: Bool[Tensor, " N"]) -> Bool[Tensor, "N N"]:
     return first[:, None] & second[None]

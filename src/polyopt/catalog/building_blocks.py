@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from polyopt.ideas import idea
-from polyopt.objectives.penalties import EntropyBonus, KLPenaltyK1, KLPenaltyK2, KLPenaltyK3
-from polyopt.recipe import Recipe
 from polyopt.objectives.aggregation import (
     ConstantLength,
     sequence_mean_token_mean,
     sequence_mean_token_sum,
     token_mean,
 )
+from polyopt.objectives.penalties import EntropyBonus, KLPenaltyK1, KLPenaltyK2, KLPenaltyK3
 from polyopt.objectives.surrogates import ClippedSurrogate
+from polyopt.recipe import Recipe
 from polyopt.rewards.shaping import SoftOverlong
 from polyopt.selection.screens import DynamicSampling
 from polyopt.selection.tokens import drop_truncated

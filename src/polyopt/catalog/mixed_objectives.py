@@ -341,7 +341,7 @@ def hapo_heterogeneous(recipe: Recipe) -> Recipe:
         .append("rewards.shaping", SoftOverlong())
         .suggest("objective.aggregation", token_mean)
         .suggest("objective.kl", None)
-        .suggest("updates.rule", GradientSteps(minibatches=16))
+        .suggest("updates.rule", GradientSteps(minibatches=4))
     )
 
 

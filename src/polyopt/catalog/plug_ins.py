@@ -14,7 +14,8 @@ from polyopt.updates.slow_fast import SlowFast
 
 
 @idea(
-    title="KTAE: A Model-Free Algorithm to Key-Tokens Advantage Estimation in Mathematical Reasoning",
+    title="KTAE: A Model-Free Algorithm to Key-Tokens Advantage Estimation in Mathematical "
+    "Reasoning",
     paper="arXiv 2505.16826",
     certainty="official code read and run; its rounding-dependent ties replaced by tolerances",
 )

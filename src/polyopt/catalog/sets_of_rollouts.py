@@ -5,7 +5,6 @@ from __future__ import annotations
 from polyopt.advantages.best_of_k import (
     BestOfKLeaveOneOut,
     BestOfKMarginal,
-    BestOfKReward,
     BestOfKZScore,
 )
 from polyopt.advantages.consistency import LocalAndGlobal
@@ -76,13 +75,6 @@ MAX_AT_K = {
 def max_at_k(recipe: Recipe) -> Recipe:
     """Improves the best of k rollouts (pass@k for right or wrong), against the others' best."""
     claimed = recipe.claim("advantages.estimator", BestOfKLeaveOneOut())
-    return _max_at_k(claimed.suggest("objective.surrogate", ClippedSurrogate(0.2, 0.2)))
-
-
-@idea("max-at-k-raw", **MAX_AT_K)
-def max_at_k_raw(recipe: Recipe) -> Recipe:
-    """max@k without a baseline: unbiased, with the most variance."""
-    claimed = recipe.claim("advantages.estimator", BestOfKReward())
     return _max_at_k(claimed.suggest("objective.surrogate", ClippedSurrogate(0.2, 0.2)))
 
 

@@ -75,12 +75,13 @@ def dr_grpo(recipe: Recipe) -> Recipe:
 
 
 @idea(
-    title="Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human Feedback",
+    title="Back to Basics: Revisiting REINFORCE Style Optimization for Learning from Human "
+    "Feedback",
     paper="arXiv 2402.14740",
     certainty="reference port read and run; defaults from memory",
 )
 def rloo(recipe: Recipe) -> Recipe:
-    """The mean reward of the prompt's other rollouts as baseline; whole completion as one action."""
+    """The mean reward of the prompt's other rollouts as baseline; a completion is one action."""
     return (
         recipe.claim("advantages.estimator", LeaveOneOut())
         .suggest("objective.surrogate", PolicyGradient())
@@ -111,7 +112,7 @@ def remax(recipe: Recipe) -> Recipe:
     certainty="reference port read and run; coefficients partly from memory",
 )
 def reinforce_plus_plus(recipe: Recipe) -> Recipe:
-    """Returns whitened over all tokens of the batch; k1 penalty inside the reward; clipped ratio."""
+    """Returns whitened over the batch's tokens; k1 penalty inside the reward; clipped ratio."""
     return (
         recipe.claim("advantages.estimator", WhitenedReturn())
         .append("rewards.shaping", KLInReward(0.01))
@@ -128,7 +129,7 @@ def reinforce_plus_plus(recipe: Recipe) -> Recipe:
     certainty="reference port read and run; coefficients partly from memory",
 )
 def reinforce_plus_plus_baseline(recipe: Recipe) -> Recipe:
-    """Group mean as baseline, then whitened over all tokens of the batch; k2 penalty in the loss."""
+    """Group mean as baseline, whitened over the batch's tokens; k2 penalty in the loss."""
     return (
         recipe.claim("advantages.estimator", whitened_group_mean)
         .suggest("objective.kl", KLPenaltyK2(0.001))

@@ -193,9 +193,12 @@ class PromptCache(Rectangles):
 
 
 def padding_mask(
-    lengths: Sequence[int], columns: int, like: Tensor, *, left: bool
-) -> Float[Tensor, "R C"]:
-    """0 on the columns in use and -inf on the padding, which is on the left or right."""
+    lengths: Sequence[int], like: Tensor, *, left: bool
+) -> Float[Tensor, "R C"] | None:
+    """0 on the columns in use, -inf on the padding (left or right of them); None without any."""
+    columns = max(lengths)
+    if min(lengths) == columns:
+        return None
     counts = torch.tensor(lengths, device=like.device)[:, None]
     index = torch.arange(columns, device=like.device)[None]
     unused = index < columns - counts if left else index >= counts

@@ -229,7 +229,8 @@ def _with_adapter(model: Any, lora: int | None, adapter: str | Path | None, seed
         target_modules="all-linear",
         task_type="CAUSAL_LM",
     )
-    with torch.random.fork_rng(devices=[]):
+    place = next(model.parameters()).device
+    with torch.random.fork_rng(devices=[place] if place.type == "cuda" else []):
         torch.manual_seed(derive_seed(seed, "models", "lora"))
         return get_peft_model(model, config)
 

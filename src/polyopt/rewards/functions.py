@@ -22,7 +22,7 @@ from typing import Any
 
 from polyopt.batch import Prompt
 from polyopt.errors import DataError, UserError
-from polyopt.rewards.python_files import failing_line
+from polyopt.python_files import failing_line
 
 EACH = frozenset({"completion", "prompt", "answer", "metadata"})
 """Parameters of a function that is called for each completion."""

@@ -18,7 +18,7 @@ from polyopt.errors import DataError, did_you_mean
 from polyopt.rewards.functions import user_reward
 from polyopt.rewards.mathematics import math_match, require_math_verify
 from polyopt.rewards.protocol import RewardFunction, RewardTerm
-from polyopt.rewards.python_files import load_object, split_python_spec
+from polyopt.python_files import load_object, split_python_spec
 from polyopt.rewards.verifiers import (
     AgainstAnswer,
     IsJsonObject,

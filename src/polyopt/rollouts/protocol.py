@@ -49,7 +49,7 @@ class Sampling:
         decode: Token ids to text.
         judge: Accuracy of each rollout (its total reward where the task knows no "right"), NaN
             where nobody could score it.
-        base: A request with the run's distribution, stop ids and lengths, for `dataclasses.replace`.
+        base: A request with the run's distribution, stop ids and lengths, to be filled in.
         seed: The run's seed.
         step: The current training step.
         reference: Samples from the reference policy, where the trainer offers that.

@@ -5,8 +5,6 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-import torch
-
 from polyopt.batch import Batch
 from polyopt.parts import part
 

@@ -21,8 +21,8 @@ from typing import Any
 
 from polyopt.batch import Prompt
 from polyopt.errors import DataError, did_you_mean
+from polyopt.python_files import failing_line, load_object, split_python_spec
 from polyopt.rewards.protocol import RewardTerm
-from polyopt.rewards.python_files import failing_line, load_object, split_python_spec
 from polyopt.rewards.specs import needs_answer, parse_reward, parse_rewards
 from polyopt.tasks.files import READERS, read_rows
 from polyopt.tasks.hub import read_hub_rows
@@ -72,6 +72,7 @@ def load_task(
     heldout: str | Path | None = None,
     heldout_size: int | None = None,
     seed: int = 0,
+    system: str | None = None,
 ) -> Task:
     """The task that a spec, a file or plain data describes.
 
@@ -87,6 +88,7 @@ def load_task(
         heldout: File of held-out problems; for a hub data set also the name of a split.
         heldout_size: Number of held-out problems.
         seed: Seed of generated problems.
+        system: System message put before every prompt; None keeps the task's own.
 
     Raises:
         UserError: Names what can't be used, its value and the way out.
@@ -94,7 +96,8 @@ def load_task(
     request = Request(
         options or {}, prompt_column, answer_column, split, heldout, heldout_size, seed
     )
-    return _judged(_load(task, request), rewards)
+    judged = _judged(_load(task, request), rewards)
+    return judged if system is None else replace(judged, system=system)
 
 
 def _load(task: str | Path | Task | Rows, request: Request) -> Task:

@@ -148,9 +148,9 @@ class TrustRegionStep:
 class TrustRegionUpdate:
     """One TRPO step per batch on a language model, instead of the optimizer's.
 
-    Curvature times a vector is the change of the gradient of the mean divergence from the old policy
-    (rho - log rho - 1 at sampled tokens) along it, over a distance of `probe`; so a step takes about
-    `step.iterations` + `step.tries` gradients. The objective has to hold `StepDivergence` of that
+    Curvature times a vector is the change along it, over a distance of `probe`, of the gradient of
+    the mean divergence from the old policy (rho - log rho - 1 at sampled tokens). So a step takes
+    about `step.iterations` + `step.tries` gradients. The objective has to hold `StepDivergence` of that
     divergence in its trust region, with coefficient 0, and no other penalty that bends.
 
     TRPO, arXiv 1502.05477; differences in place of second derivatives are ours.
@@ -186,9 +186,8 @@ class TrustRegionUpdate:
         direction = conjugate_gradient(product, target, self.step.iterations, self.step.tolerance)
         full = self.step.scaled(direction, product(direction))
         backtracks = self.step.backtrack(full, accepted) if bool(full.any()) else -1
-        learner.place(
-            start if backtracks < 0 else _moved(start, self.step.shrink**backtracks * full)
-        )
+        share = 0.0 if backtracks < 0 else self.step.shrink**backtracks
+        learner.place(_moved(start, share * full))
         found = {"trpo/backtracks": float(backtracks), "trpo/step": float(full.norm())}
         return [metrics | found | {"grad_norm": float(target.norm())}]
 
@@ -220,5 +219,5 @@ def _flat(weights: list[Tensor]) -> Vector:
 
 def _moved(start: list[Tensor], step: Vector) -> list[Tensor]:
     """Weights that are a flat step away from others."""
-    pieces = step.split([weight.numel() for weight in start])
+    pieces = torch.split(step, [weight.numel() for weight in start])
     return [w + piece.view_as(w) for w, piece in zip(start, pieces, strict=True)]

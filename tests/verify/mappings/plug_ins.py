@@ -138,7 +138,9 @@ def _drawn(case: Case) -> Outputs:
             part.store(fresh.select(torch.tensor([i])).replace(texts=(str(k),)))
     mixed = part.mix(fresh, _Draws(orders))  # type: ignore[arg-type]
     added = range(len(sizes), len(mixed))
-    picked = [[int(mixed.texts[j]) for j in added if mixed.group[j] == i] for i in range(len(sizes))]
+    picked = [
+        [int(mixed.texts[j]) for j in added if mixed.group[j] == i] for i in range(len(sizes))
+    ]
     blank = [m - len(row) for row in picked]  # rows that the authors' code leaves empty
     return {"picked": picked, "blank_rows": blank}
 

@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from polyopt.advantages.baselines import GroupZScore, LeaveOneOut, group_mean_baseline
-from polyopt.advantages.halves import EntropyHalves, LengthHalves
 from polyopt.advantages.histories import Moments, SingleStreamBaseline, SmoothStandardisation
 from polyopt.advantages.reference_points import (
     AdvantageMomentum,
@@ -30,15 +29,6 @@ from polyopt.advantages.scales import (
     RewardedShare,
     SignalShare,
 )
-from polyopt.advantages.uncertainty import (
-    BatchEntropyScale,
-    EntropyScale,
-    LikelihoodSemanticEntropyDiscount,
-    SemanticEntropyDiscount,
-    exponential_discount,
-    linear_discount,
-)
-from polyopt.advantages.zero_variance import CentredFailures, EntropyForSilentGroups
 from polyopt.batch import Batch, Prompt
 from polyopt.objectives.aggregation import sequence_mean_token_mean, token_mean
 from polyopt.objectives.dynamic_clip import DynamicClip
@@ -46,7 +36,6 @@ from polyopt.objectives.objective import Objective
 from polyopt.objectives.surrogates import ClippedSurrogate, PolicyGradient
 from polyopt.prompts.beliefs import belief_from_scores, visit_weight
 from polyopt.prompts.reference_values import prompt_action, static_values
-from polyopt.rewards.confidence import ConfidenceCalibration, UnlikelinessReward, confidence
 from polyopt.rewards.noise import BackwardCorrection, FalseNegativeRate
 from polyopt.rewards.policy_drift import drift
 from polyopt.rollout_table import RolloutTable
@@ -245,54 +234,6 @@ def spo_single_stream(case: Case) -> Outputs:
     }
 
 
-@maps("lens")
-def lens(case: Case) -> Outputs:
-    part, batch = ConfidenceCalibration(), case.batch("logp_old")
-    estimator = CentredFailures(case.param("negative_weight"), case.param("epsilon"))
-    table, calibrated = RolloutTable.of(batch), part(batch)
-    return {
-        "confidence": confidence(batch, table),
-        "difficulty": part.difficulty(batch, table),
-        "calibrated_rewards": calibrated.rewards,
-        "advantages": per_rollout(credit(estimator, calibrated), batch),
-    }
-
-
-@maps("rl-zvp")
-def rl_zvp(case: Case) -> Outputs:
-    batch = case.batch("entropy")
-    base = credit(GroupZScore(case.param("epsilon")), batch)
-    return {"advantages": shaped(EntropyForSilentGroups(case.param("alpha")), base, batch)}
-
-
-@maps("edge-grpo")
-def edge_grpo(case: Case) -> Outputs:
-    make = {"batch": BatchEntropyScale, "group": EntropyScale}[case.param("scope")]
-    batch = case.batch("entropy")
-    base = credit(GroupZScore(case.param("epsilon")), batch)
-    return {
-        "sequence_entropy": RolloutTable.of(batch).token_mean(batch["entropy"]),
-        "group_advantages": per_rollout(base, batch),
-        "advantages": per_rollout(shaped(make(least=0.0), base, batch), batch),
-    }
-
-
-@maps("seed-grpo")
-def seed_grpo(case: Case) -> Outputs:
-    discount = {"linear": linear_discount, "exp": exponential_discount}[case.param("f")]
-    batch = rollout_batch(case).replace(answer_class=case.ids("cluster"))
-    make = SemanticEntropyDiscount
-    if case.param("probability") == "likelihood":
-        make = LikelihoodSemanticEntropyDiscount
-        batch = batch.replace(logp_old=case.tensor("seq_logp")[:, None])
-    part = make(case.param("alpha"), discount)
-    base = credit(group_mean_baseline, batch)
-    return {
-        "semantic_entropy": part.entropy(batch),
-        "advantages": per_rollout(shaped(part, base, batch), batch),
-    }
-
-
 @maps("dcpo")
 def dcpo(case: Case) -> Outputs:
     if case.has("logp"):
@@ -308,18 +249,6 @@ def dcpo(case: Case) -> Outputs:
     past = Moments(case.tensor("times"), case.tensor("old_mean"), case.tensor("old_std"))
     advantages, after = SmoothStandardisation().step(table, past)
     return {"advantages": advantages, "new_mean": after.mean, "new_std": after.std}
-
-
-@maps("unlikeliness-reward")
-def unlikeliness_reward(case: Case) -> Outputs:
-    part, batch = UnlikelinessReward(case.param("beta_rank")), case.batch("logp_old")
-    after = part(batch)
-    advantages = credit(GroupZScore(case.param("epsilon"), lone=1.0), after)
-    return {
-        "likelihood_rank": part.ranks(batch, RolloutTable.of(batch)),
-        "rewards_shaped": after.rewards,
-        "advantages": per_rollout(advantages, batch),
-    }
 
 
 @maps("noisy-verifier")
@@ -346,21 +275,4 @@ def noisy_verifier(case: Case) -> Outputs:
         "forward_advantages": per_rollout(forward, batch),
         "forward_loss": loss["loss"],
         "grad_logp": loss["grad_logp"],
-    }
-
-
-@maps("canon")
-def canon(case: Case) -> Outputs:
-    numbers = (case.param("mu"), case.param("alpha"), case.param("beta"), 1.0)
-    if case.param("metric") == "length":
-        lengths = case.tensor("lengths")
-        mask = torch.arange(int(lengths.max()))[None] < lengths[:, None]
-        part, batch = LengthHalves(*numbers), case.batch(mask=mask)
-    else:
-        part, batch = EntropyHalves(*numbers), case.batch("entropy")
-    advantages = per_rollout(credit(part, batch), batch)
-    return {
-        "metric_value": part.metric(batch, RolloutTable.of(batch)),
-        # The code folds the constant length of Dr. GRPO's loss into the advantage.
-        "advantages": advantages / case.param("max_length"),
     }

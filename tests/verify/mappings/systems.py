@@ -84,9 +84,7 @@ def dr_grpo(case: Case) -> Outputs:
             surrogate=ClippedSurrogate(case.param("clip_low"), case.param("clip_high")),
             aggregation=ConstantLength(case.param("max_length")),
         )
-        return loss_and_grad(
-            objective, case.batch("advantages", "logp_old"), case.tensor("logp")
-        )
+        return loss_and_grad(objective, case.batch("advantages", "logp_old"), case.tensor("logp"))
     batch = rollout_batch(case)
     return {"advantages": per_rollout(credit(group_mean_baseline, batch), batch)}
 

@@ -35,7 +35,7 @@ from polyopt.advantages.segment_trees import (
     SiblingZScore,
     sibling_baseline,
 )
-from polyopt.advantages.segments import CutpointSegments, ThoughtCredit
+from polyopt.advantages.segments import ChoicesOnly, ThoughtCredit, segment_gain
 from polyopt.advantages.staged_prefixes import StagedExpectation, StagedOptimism, StagedPessimism
 from polyopt.advantages.steps import AnchorStates, EpisodeByStep, SharedSteps, Steps
 from polyopt.advantages.tool_calls import EarlyCall
@@ -49,6 +49,7 @@ from polyopt.objectives.prefixes import PerDistinctPrefix, probability_gain
 from polyopt.objectives.protocol import Evaluation
 from polyopt.objectives.surrogates import ClippedSurrogate
 from polyopt.rewards.team import TeamReward
+from polyopt.rollouts.cutpoints import cutpoints
 from polyopt.rollouts.forks import best_candidate, fork_positions, forked_rollouts
 from polyopt.selection.conflicts import ConflictRuns, ConflictWeights
 from polyopt.selection.information import InformationWeights, divergence_from_group
@@ -292,41 +293,52 @@ def spo_segment(case: Case) -> Outputs:
         return _segment_tree(case)
     if case.has("logp"):
         return _probability_mask(case)
-    logp = torch.tensor([math.log(p) for p in case.raw("response_prob")], dtype=torch.float64)
-    part = CutpointSegments(case.param("cutpoint_interval"), case.param("prob_threshold"))
-    values = case.tensor("prefix_values")[: len(logp)]
+    logp = [math.log(p) for p in case.raw("response_prob")]
+    rho, values = case.param("prob_threshold"), case.tensor("prefix_values")[: len(logp)]
+    places = cutpoints(logp, case.param("cutpoint_interval"), math.log(rho))
+    cut = torch.zeros(1, len(logp))
+    cut[0, places] = 1
     batch = Batch.of(
         mask=torch.ones(1, len(logp)),
         rewards=case.tensor("score")[None],
-        logp_sampler=logp[None],
+        logp_sampler=torch.tensor(logp)[None],
+        cut=cut,
         prefix_values=values[None],
     )
-    cut = part.cutpoints(batch)[0].nonzero().flatten()
     return {
-        "cutpoints": cut - 1,  # the file counts the last token before the cut
-        "cutpoint_values": values[cut],
-        "advantages": credit(part, batch)[0],
+        "cutpoints": [place - 1 for place in places],  # the file counts the token before the cut
+        "cutpoint_values": values[places],
+        "advantages": ChoicesOnly(rho)(credit(segment_gain, batch), batch)[0],
     }
 
 
-def tree_batch(case: Case) -> Batch:
-    """One row with one token for each node."""
-    parent = case.ids("parent")
-    return Batch.of(
-        mask=one_token(parent),
-        rewards=case.tensor("leaf_rewards"),
-        node=torch.arange(len(parent)),
-        parent=parent,
-    )
+def tree_batch(case: Case) -> tuple[Batch, Tensor]:
+    """A row for each leaf with a token for each node on its way; one token of each node."""
+    parent, rewards = case.raw("parent"), case.tensor("leaf_rewards")
+    leaves = [i for i in range(len(parent)) if i not in parent]
+    paths = [path_to(leaf, parent) for leaf in leaves]
+    width = max(map(len, paths))
+    segment = torch.tensor([path + [-1] * (width - len(path)) for path in paths])
+    batch = Batch.of(mask=segment >= 0, rewards=rewards[leaves], segment=segment)
+    flat = segment.flatten().tolist()
+    return batch, torch.tensor([flat.index(node) for node in range(len(parent))])
+
+
+def path_to(node: int, parent: list[int]) -> list[int]:
+    """Nodes from the root down to a node."""
+    path = [node]
+    while parent[path[0]] >= 0:
+        path.insert(0, parent[path[0]])
+    return path
 
 
 def _segment_tree(case: Case) -> Outputs:
-    batch = tree_batch(case)
-    scaled = credit(SiblingZScore(case.param("epsilon")), batch)
+    batch, token = tree_batch(case)
+    tree, scaled = SegmentTree.of(batch), credit(SiblingZScore(case.param("epsilon")), batch)
     return {
-        "values": SegmentTree.of(batch).values(batch.rewards),
-        "advantages": per_rollout(credit(sibling_baseline, batch), batch),
-        "advantages_std_scaled": per_rollout(scaled, batch),
+        "values": tree.spread(tree.values(batch.rewards)).flatten()[token],
+        "advantages": credit(sibling_baseline, batch).flatten()[token],
+        "advantages_std_scaled": scaled.flatten()[token],
     }
 
 
@@ -341,11 +353,12 @@ def _probability_mask(case: Case) -> Outputs:
 
 @maps("treerpo")
 def treerpo(case: Case) -> Outputs:
-    batch, eps = tree_batch(case), case.param("epsilon")
+    (batch, token), eps = tree_batch(case), case.param("epsilon")
+    tree = SegmentTree.of(batch)
     return {
-        "values": SegmentTree.of(batch).values(batch.rewards),
-        "advantages_std": per_rollout(credit(SiblingZScore(eps), batch), batch),
-        "advantages_bernoulli": per_rollout(credit(SiblingBernoulliScore(eps), batch), batch),
+        "values": tree.spread(tree.values(batch.rewards)).flatten()[token],
+        "advantages_std": credit(SiblingZScore(eps), batch).flatten()[token],
+        "advantages_bernoulli": credit(SiblingBernoulliScore(eps), batch).flatten()[token],
     }
 
 
@@ -357,9 +370,7 @@ def tree_opo(case: Case) -> Outputs:
         order = OrderConstraints(pairs[:, 0], pairs[:, 1], case.param("delta"))
         index = one_group(rewards)
         return {"advantages": order.project_into_ball(group_deviation(rewards, index), index)}
-    batch = Batch.of(
-        mask=one_token(rewards), rewards=rewards, path=_paths(case), accuracy=rewards
-    )
+    batch = Batch.of(mask=one_token(rewards), rewards=rewards, path=_paths(case), accuracy=rewards)
     outputs = {}
     parts = {
         "expectation": StagedExpectation(case.param("alpha")),
@@ -374,12 +385,7 @@ def tree_opo(case: Case) -> Outputs:
 
 def _paths(case: Case) -> Tensor:
     """Nodes from the root down to each completion's prefix."""
-    above, paths = case.raw("node_parent"), []
-    for node in case.raw("prefix_node"):
-        path = [node]
-        while above[path[0]] >= 0:
-            path.insert(0, above[path[0]])
-        paths.append(path)
+    paths = [path_to(node, case.raw("node_parent")) for node in case.raw("prefix_node")]
     width = max(map(len, paths))
     return torch.tensor([path + [-1] * (width - len(path)) for path in paths])
 
