@@ -49,10 +49,7 @@ def ragged_batch(seed: int = 0, dtype: torch.dtype = torch.float64) -> Batch:
         **whole_loss_columns(group, inside, dtype),
         **token_credit_columns(group, inside, dtype),
     }
-    prompts = [
-        Prompt(f"p{g}", f"problem {g}", metadata={"solution": "ab", "static_value": 0.3})
-        for g in group.tolist()
-    ]
+    prompts = [Prompt(f"p{g}", f"problem {g}", metadata={"solution": "ab"}) for g in group.tolist()]
     return Batch.of(
         mask=mask,
         group=group,
@@ -69,7 +66,6 @@ def rollout_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) ->
     n, width = inside.shape
     hits = torch.randint(0, 2, (n, 3), generator=draw).to(dtype)
     return {
-        "static_value": (group % 3).to(dtype) / 4,
         "reference_reward": torch.randint(0, 2, (n,), generator=draw).to(dtype),
         "answer_class": torch.randint(0, 3, (n,), generator=draw),
         "revisit": torch.rand(n, generator=draw) < 0.3,

@@ -9,6 +9,7 @@ method's key. What isn't mapped, or leaves an input or param unread, fails: noth
 
 from __future__ import annotations
 
+import functools
 import importlib
 import json
 import math
@@ -141,6 +142,7 @@ class Verdict:
         return f"{self.key:28} {self.case:60} {self.error:9.2e} {end}"
 
 
+@functools.cache
 def load_mappings() -> dict[str, Mapper]:
     """Import every module of `mappings`."""
     package = importlib.import_module("tests.verify.mappings")

@@ -82,7 +82,7 @@ class PrefixTree:
         """
         counted = self.inside if among is None else among
         spread = values[:, None].expand(self.node.shape)[counted]
-        total = values.new_zeros(self.size).index_add(0, self.node[counted], spread)
+        total: Tensor = values.new_zeros(self.size).index_add(0, self.node[counted], spread)
         sizes = torch.bincount(self.node[counted], minlength=self.size).clamp(min=1)
         return (total / sizes)[self.node] * self.inside
 

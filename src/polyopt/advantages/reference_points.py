@@ -2,9 +2,9 @@
 
     A_i = (r_i - b) / scale
 
-`b` is a length-weighted mean, a quantile, a mean with rewards nobody got, a constant, a value known
-before training. Where several of these are defined for a group of one, such a group gives 0;
-`lone=1` passes its reward on, as verl's ports do.
+`b` is a length-weighted mean, a quantile, a mean with rewards nobody got, or a constant. Where
+several of these are defined for a group of one, such a group gives 0; `lone=1` passes its reward
+on, as verl's ports do.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from polyopt.batch import Batch
-from polyopt.errors import DataError, RecipeError
+from polyopt.errors import RecipeError
 from polyopt.groups import (
     group_count,
     group_deviation,
@@ -223,26 +223,6 @@ class ForwardCorrection:
         """Advantages [N, T]."""
         scale = 1 - self.accepts_wrong - self.rejects_right if self.scale is None else self.scale
         return ConstantBaseline(1 - self.rejects_right, scale)(advantages, batch)
-
-
-@part("advantages.estimator", needs={"static_value"})
-def static_baseline(advantages: Advantages, batch: Batch) -> Advantages:
-    """A_i = r_i - V, V the prompt's `static_value` [N]: the reference policy's mean reward on it.
-
-    PVPO, "Pre-Estimated Value-Based Policy Optimization for Agentic Reasoning", arXiv 2508.21104.
-
-    Raises:
-        DataError: A prompt has no static value (NaN).
-    """
-    table = RolloutTable.of(batch)
-    value = table.column(batch["static_value"])
-    if bool(value.isnan().any()):
-        group = int(batch.group[table.first_row[value.isnan()]][0])
-        raise DataError(
-            f"group {group} has no static value (NaN): PVPO compares with the reference policy's "
-            "mean reward on every prompt; measure it with the run's reward, or drop the prompt."
-        )
-    return table.spread(table.rewards - value)
 
 
 @part("advantages.shaping", needs={"reference_reward"})

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 from polyopt.advantages.baselines import GroupZScore, LeaveOneOut, group_mean_baseline
 from polyopt.advantages.histories import SingleStreamBaseline, SmoothStandardisation
+from polyopt.advantages.optimal_value import OptimalValueBaseline
 from polyopt.advantages.reference_points import (
     AdvantageMomentum,
     ConstantBaseline,
@@ -13,7 +16,6 @@ from polyopt.advantages.reference_points import (
     QuantileBaseline,
     VirtualRewards,
     WeightedOutcomes,
-    static_baseline,
 )
 from polyopt.advantages.scales import (
     BatchScale,
@@ -39,7 +41,6 @@ from polyopt.recipe import Recipe
 from polyopt.replay.previous_visit import PreviousVisit
 from polyopt.rewards.noise import BackwardCorrection
 from polyopt.rewards.policy_drift import previous_drift
-from polyopt.rewards.prompt_numbers import static_value
 from polyopt.rollouts.reference import ReferenceRollouts
 from polyopt.selection.outcomes import Unsolved, only_right, only_wrong
 from polyopt.selection.unscored import drop_unscored
@@ -167,8 +168,7 @@ def mapo(recipe: Recipe) -> Recipe:
 def pvpo(recipe: Recipe) -> Recipe:
     """The reference policy's mean reward on the prompt, measured beforehand, as baseline."""
     return (
-        recipe.claim("advantages.estimator", static_baseline)
-        .append("rewards.shaping", static_value)
+        recipe.claim("advantages.estimator", OptimalValueBaseline(math.inf))
         .append("prompts.filters", NotMastered())
         .suggest("objective.surrogate", ClippedSurrogate(0.2, 0.2))
         .suggest("objective.aggregation", sequence_mean_token_mean)

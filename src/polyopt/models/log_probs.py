@@ -156,6 +156,7 @@ class _LinearLogSoftmax(torch.autograd.Function):
                     None if grad_logp is None else grad_logp[part],
                     None if grad_entropy is None else grad_entropy[part],
                 )
+                dz /= ctx.temperature
                 if grad_h is not None:
                     grad_h[part] = _matmul(dz.to(w.dtype), w).to(grad_h.dtype)
                 if grad_w is not None:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from polyopt.batch import Batch
+from polyopt.levels import rollout_mean, rollout_sum
 from polyopt.objectives.protocol import Tokens
-from polyopt.objectives.ratios import log_ratio, rollout_mean, rollout_sum
+from polyopt.objectives.ratios import log_ratio
 from polyopt.objectives.surrogates import bounded_ratio
 from polyopt.parts import part
 

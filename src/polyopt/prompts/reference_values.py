@@ -7,24 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
-from jaxtyping import Float, Int
-from torch import Tensor
 
 from polyopt.batch import Batch, Prompt
 from polyopt.parts import part
-
-
-def static_values(
-    rewards: Float[Tensor, " M"], prompt: Int[Tensor, " M"]
-) -> tuple[Int[Tensor, " P"], Float[Tensor, " P"]]:
-    """Prompt ids in order, and V of each: the mean reward of the reference policy's rollouts.
-
-    PVPO, "Pre-Estimated Value-Based Policy Optimization for Agentic Reasoning", arXiv 2508.21104.
-    """
-    ids, index = torch.unique(prompt, return_inverse=True)
-    counts = torch.bincount(index, minlength=len(ids))
-    return ids, rewards.new_zeros(len(ids)).index_add(0, index, rewards) / counts
 
 
 def prompt_action(accuracy: float) -> str:
@@ -39,23 +24,24 @@ def prompt_action(accuracy: float) -> str:
     return "keep" if accuracy > 0 else "inject_ground_truth"
 
 
-@part("prompts.filters", needs={"metadata:static_value"})
+@part("prompts.filters", needs={"metadata:reference_rewards"})
 @dataclass(frozen=True)
 class NotMastered:
     """Visits only prompts that the reference policy doesn't always solve.
 
-    Reads `static_value` in each prompt's metadata, the reference policy's mean reward on it. PVPO's
-    group sampling without the injected trajectories, arXiv 2508.21104.
+    Reads the list `reference_rewards` in each prompt's metadata, rewards of the reference policy's
+    completions. PVPO's group sampling without the injected trajectories, arXiv 2508.21104.
 
     Attributes:
-        full: Reward of a solved prompt.
+        full: Reward from which a completion is right.
     """
 
     full: float = 1.0
 
     def keep(self, prompt: Prompt, draws: np.random.Generator) -> bool:
         """Whether to visit the prompt."""
-        return prompt_action(float(prompt.metadata["static_value"]) / self.full) != "drop"
+        right = [reward >= self.full for reward in prompt.metadata["reference_rewards"]]
+        return prompt_action(sum(right) / max(len(right), 1)) != "drop"
 
     def observe(self, batch: Batch) -> None:
         """Nothing to learn: the accuracies are fixed."""

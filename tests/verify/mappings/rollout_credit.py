@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from polyopt.advantages.baselines import GroupZScore, LeaveOneOut, group_mean_baseline
 from polyopt.advantages.histories import Moments, SingleStreamBaseline, SmoothStandardisation
+from polyopt.advantages.optimal_value import OptimalValueBaseline
 from polyopt.advantages.reference_points import (
     AdvantageMomentum,
     ConstantBaseline,
@@ -18,7 +21,6 @@ from polyopt.advantages.reference_points import (
     QuantileBaseline,
     VirtualRewards,
     WeightedOutcomes,
-    static_baseline,
 )
 from polyopt.advantages.scales import (
     BatchScale,
@@ -29,13 +31,14 @@ from polyopt.advantages.scales import (
     RewardedShare,
     SignalShare,
 )
+from polyopt.advantages.soft_means import soft_mean
 from polyopt.batch import Batch, Prompt
 from polyopt.objectives.aggregation import sequence_mean_token_mean, token_mean
 from polyopt.objectives.dynamic_clip import DynamicClip
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.surrogates import ClippedSurrogate, PolicyGradient
 from polyopt.prompts.beliefs import belief_from_scores, visit_weight
-from polyopt.prompts.reference_values import prompt_action, static_values
+from polyopt.prompts.reference_values import prompt_action
 from polyopt.rewards.noise import BackwardCorrection, FalseNegativeRate
 from polyopt.rewards.policy_drift import drift
 from polyopt.rollout_table import RolloutTable
@@ -133,14 +136,20 @@ def mapo(case: Case) -> Outputs:
 @maps("pvpo")
 def pvpo(case: Case) -> Outputs:
     group, ref_group = case.ids("group"), case.ids("ref_group")
-    prompts, values = static_values(case.tensor("ref_rewards"), ref_group)
-    _, accuracy = static_values(case.tensor("ref_correct"), ref_group)
-    batch = rollout_batch(case).replace(static_value=values[torch.searchsorted(prompts, group)])
+    prompts = torch.unique(ref_group)
+    rewards, correct = (
+        pad_sequence([case.tensor(name)[ref_group == g] for g in prompts], True, math.nan)
+        for name in ("ref_rewards", "ref_correct")
+    )
+    batch = rollout_batch(case).replace(
+        reference_rewards=rewards[torch.searchsorted(prompts, group)]
+    )
+    advantages = credit(OptimalValueBaseline(math.inf), batch)
     return {
-        "static_v": batch["static_value"],
-        "advantages": per_rollout(credit(static_baseline, batch), batch),
+        "static_v": soft_mean(batch["reference_rewards"], math.inf),
+        "advantages": per_rollout(advantages, batch),
         "prompt_ids": prompts,
-        "prompt_action": [prompt_action(float(value)) for value in accuracy],
+        "prompt_action": [prompt_action(float(c)) for c in soft_mean(correct, math.inf)],
     }
 
 
