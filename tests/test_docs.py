@@ -88,3 +88,14 @@ def test_generated_pages_are_current() -> None:
     line = [sys.executable, str(ROOT / "scripts" / "make_reference.py"), "--check"]
     found = subprocess.run(line, capture_output=True, text=True, check=False)
     assert found.returncode == 0, found.stdout + " run python scripts/make_reference.py"
+
+
+def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from polyopt.cli import main
+
+    monkeypatch.chdir(tmp_path)
+    examples = ROOT / "examples"
+    runpy.run_path(str(examples / "own_trainer.py"), run_name="__main__")
+    runpy.run_path(str(examples / "own_reward.py"))
+    expression = f"grpo+{examples / 'own_idea.py'}:curious"
+    assert main(["show", expression, "--set", "curious.weight=0.3"]) == 0

@@ -8,12 +8,12 @@ from polyopt.training import RunResult, train
 
 EXPRESSION = "grpo"
 TASK = "reasoning_gym:chain_sum?min_terms=5&max_terms=6&min_digits=1&max_digits=1"
-STEPS = 100
+STEPS = 60
 NUMBERS = {
     "prompts.per_step": 16,
     "rollouts.per_prompt": 8,
-    "rollouts.max_tokens": 48,
-    "updates.optimizer.lr": 3e-4,
+    "rollouts.max_tokens": 40,
+    "updates.optimizer.lr": 1e-4,
     "updates.schedule.warmup": 5,
 }
 

@@ -55,6 +55,14 @@ def test_the_fast_decoder_refuses_what_it_does_not_know() -> None:
         FastDecoder(small_model("mistral-sliding"))
 
 
+def test_models_whose_state_cannot_be_forked_are_refused() -> None:
+    model = copy.deepcopy(small_model())
+    model.config = copy.deepcopy(model.config)
+    model.config.layer_types = ["full_attention", "linear_attention"]
+    with pytest.raises(UserError, match="linear_attention"):
+        GenericDecoder(model)
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_a_prompt_is_computed_once_for_its_group(decoder: Any) -> None:
     sampler = engine(small_model(), decoder)

@@ -178,7 +178,7 @@ def test_before_and_after_come_with_intervals_and_their_difference() -> None:
     lines = text_of(console).splitlines()
     one = next(line for line in lines if "pass@1" in line)
     assert one.split() == [
-        "pass@1", "41.0%", "[35.0%,", "47.0%]", "61.0%", "[55.0%,", "67.0%]",
+        "pass@1", "41.0%", "[35.0,", "47.0]", "61.0%", "[55.0,", "67.0]",
         "+20.0", "[+11.5,", "+28.5]",
     ]  # fmt: skip
     four = next(line for line in lines if "pass@4" in line)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from polyopt.batch import Batch
 from polyopt.parts import part
+from polyopt.rewards.dense import last_token
 from polyopt.rollout_table import RolloutTable
 
 EPS = 1e-8
@@ -48,8 +49,8 @@ def rank_measures(
         most: Only the last so many tokens are looked at.
     """
     hidden = hidden[-most:]
-    ends = torch.arange(stride, len(hidden), stride, device=hidden.device)
     place = torch.arange(len(hidden), device=hidden.device)
+    ends = place[stride::stride]
     whole = torch.ones(1, len(hidden), dtype=torch.bool, device=hidden.device)
     ranks = effective_rank(hidden, torch.cat([whole, place[None] <= ends[:, None]]))
     prefixes = ranks[1:]
@@ -76,7 +77,7 @@ class RankVelocity:
     only ever raises an advantage, by at most its kappa-th part. Nothing is added before there is a
     running mean. Columns `effective_rank`, `erv`, `era` [N]: see `rank_measures`. VERL (Velocity-
     Exploiting Rank-Learning), arXiv 2509.23808; the authors' code adds the bonus at the last token
-    only, the paper's formula to the whole response.
+    only (`RankVelocityAtEnd`), the paper's formula to the whole response.
 
     Attributes:
         kappa: The bonus is at most |A| / kappa.
@@ -135,3 +136,13 @@ class RankVelocity:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.means = dict(state["means"])
+
+
+@part("advantages.shaping", needs=set(MEASURES))
+@dataclass
+class RankVelocityAtEnd(RankVelocity):
+    """`RankVelocity` on each row's last sampled token only, as in the authors' code."""
+
+    def __call__(self, advantages: Float[Tensor, "N T"], batch: Batch) -> Float[Tensor, "N T"]:
+        """Advantages [N, T]; moves the running means."""
+        return torch.where(last_token(batch.mask), super().__call__(advantages, batch), advantages)

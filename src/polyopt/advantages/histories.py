@@ -78,7 +78,8 @@ class SmoothStandardisation:
         table = RolloutTable.of(batch)
         names = prompt_ids(batch, table)
         found = [self.history.get(name, (0.0, 0.0, 0.0)) for name in names]
-        past = Moments(*torch.tensor(found).to(table.rewards).reshape(-1, 3).unbind(1))
+        columns = torch.tensor(found, dtype=torch.float64).reshape(-1, 3).to(table.rewards)
+        past = Moments(*columns.unbind(1))
         credit, after = self.step(table, past)
         moments = torch.stack([after.visits, after.mean, after.std], dim=1).tolist()
         for name, (visits, mean, std) in zip(names, moments, strict=True):
@@ -145,7 +146,8 @@ class SingleStreamBaseline:
         """Advantages [N, T]; the rewards join the beliefs."""
         table = RolloutTable.of(batch)
         names = prompt_ids(batch, table)
-        error = table.rewards - torch.tensor(self.beliefs.values(names)).to(table.rewards)
+        values = torch.tensor(self.beliefs.values(names), dtype=torch.float64)
+        error = table.rewards - values.to(table.rewards)
         kept = self.kept(table.column(batch["previous_drift"]))
         self.beliefs.learn(names, table.rewards.tolist(), kept.tolist())
         return table.spread(group_z_score(error, one_group(error), self.eps))

@@ -82,7 +82,7 @@ class PrefixTree:
         """
         counted = self.inside if among is None else among
         spread = values[:, None].expand(self.node.shape)[counted]
-        total: Tensor = values.new_zeros(self.size).index_add(0, self.node[counted], spread)
+        total = values.new_zeros(self.size).index_add(0, self.node[counted], spread)
         sizes = torch.bincount(self.node[counted], minlength=self.size).clamp(min=1)
         return (total / sizes)[self.node] * self.inside
 
@@ -102,7 +102,8 @@ def _root(batch: Batch) -> Int[Tensor, " N"]:
         place = torch.arange(tokens.shape[1], device=tokens.device)
         tokens = tokens.masked_fill(place >= batch["prompt_lengths"][:, None], -1)
         group = torch.cat([group, tokens], dim=1)
-    return torch.unique(group, dim=0, return_inverse=True)[1].reshape(-1)
+    index: Tensor = torch.unique(group, dim=0, return_inverse=True)[1]
+    return index.reshape(-1)
 
 
 @part("advantages.shaping", needs={"tokens", "lengths"})

@@ -14,11 +14,20 @@ from torch import Tensor
 
 from polyopt.advantages.statistics import spread
 from polyopt.batch import Batch
-from polyopt.groups import group_count, group_z_score, subgroups
+from polyopt.groups import group_count, group_size, group_z_score, subgroups
 from polyopt.parts import part
 from polyopt.rollout_table import RolloutTable
 
 Advantages = Float[Tensor, "N T"]
+
+
+def pair_index(first: Int[Tensor, " F"], second: Int[Tensor, " F"]) -> Int[Tensor, " F"]:
+    """Entries counted by the pair of their ids, from 0.
+
+    `subgroups` for as many entries as there are tokens: sorts numbers, not rows.
+    """
+    major, minor = (torch.unique(ids.long(), return_inverse=True)[1] for ids in (first, second))
+    return torch.unique(major * (group_size(minor) or 1) + minor, return_inverse=True)[1]
 
 
 def scope_index(batch: Batch, *names: str) -> Int[Tensor, " N"]:

@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polyopt.advantages.scopes import pair_index
 from polyopt.batch import Batch
 from polyopt.groups import group_deviation, group_mean, group_std, subgroups
 from polyopt.parts import part
@@ -44,7 +45,7 @@ class SegmentTree:
         """The trees of a batch."""
         row = batch.mask.nonzero()[:, 0]
         group = batch.group_index[row]
-        node = subgroups(batch["segment"][batch.mask], group)
+        node = pair_index(group, batch["segment"][batch.mask])
         size = int(node.max()) + 1 if len(node) else 0
         first, last = torch.ones_like(row, dtype=torch.bool), torch.ones_like(row, dtype=torch.bool)
         first[1:] = row[1:] != row[:-1]

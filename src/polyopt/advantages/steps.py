@@ -8,6 +8,7 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polyopt.advantages.scopes import pair_index
 from polyopt.advantages.statistics import suffix_sum
 from polyopt.batch import Batch
 from polyopt.groups import (
@@ -53,11 +54,8 @@ class Steps:
         mask = batch.mask
         flat = mask.flatten().nonzero().flatten()
         row = flat // max(batch.width, 1)
-        number = torch.unique(batch["step"].flatten()[flat].long(), return_inverse=True)[1]
-        rollout = torch.unique(batch.rollout, return_inverse=True)[1][row]
-        pair = rollout * (group_size(number) or 1) + number
-        pairs, step = torch.unique(pair, return_inverse=True)
-        token = flat.new_full((len(pairs),), mask.numel())
+        step = pair_index(batch.rollout[row], batch["step"].flatten()[flat])
+        token = flat.new_full((group_size(step),), mask.numel())
         token = token.scatter_reduce(0, step, flat, "amin")
         of_token = torch.zeros_like(mask, dtype=torch.long).masked_scatter(mask, step)
         rows = token // max(batch.width, 1)

@@ -11,13 +11,11 @@ from polyopt.advantages.scopes import (
 from polyopt.advantages.steps import AnchorStates, EpisodeByStep, SharedSteps
 from polyopt.advantages.tool_calls import EarlyCall
 from polyopt.advantages.turns import TurnCredit
-from polyopt.catalog.token_credit import clipped, like_grpo
+from polyopt.catalog.token_credit import READ, clipped, like_grpo
 from polyopt.ideas import idea
 from polyopt.recipe import Recipe
 from polyopt.rewards.team import TeamReward
 from polyopt.selection.module_calls import aligned_calls
-
-READ = "official code read and run"
 
 
 @idea(

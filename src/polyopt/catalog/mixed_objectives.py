@@ -128,26 +128,29 @@ def opmd_kimi(recipe: Recipe) -> Recipe:
 @idea("opmd", **REC)
 def opmd(recipe: Recipe) -> Recipe:
     """Online policy mirror descent: a soft mean as baseline, a damped step."""
-    baseline, damped = SoftMeanBaseline(), Damped()
-    return _rec(recipe, baseline=baseline).append("advantages.shaping", damped)
+    return (
+        _reinforce(recipe)
+        .claim("advantages.estimator", SoftMeanBaseline())
+        .append("advantages.shaping", Damped())
+    )
 
 
 @idea("asymre", **REC)
 def asymre(recipe: Recipe) -> Recipe:
     """A baseline below the mean: good rollouts pull more than bad ones push."""
-    return _rec(recipe, baseline=ShiftedMeanBaseline())
+    return _reinforce(recipe).claim("advantages.estimator", ShiftedMeanBaseline())
 
 
 @idea("red-drop", **REC)
 def red_drop(recipe: Recipe) -> Recipe:
     """Surplus failures of a prompt are left out at random."""
-    return _rec(recipe).append("selection.screens", DropSurplusFailures())
+    return _reinforce(recipe).append("selection.screens", DropSurplusFailures())
 
 
 @idea("red-weight", **REC)
 def red_weight(recipe: Recipe) -> Recipe:
     """Advantages weigh exponentially: good rollouts more, bad ones less."""
-    return _rec(recipe).append("advantages.shaping", ExponentialWeight())
+    return _reinforce(recipe).append("advantages.shaping", ExponentialWeight())
 
 
 def _weighted() -> ClippedImportanceWeight:
@@ -155,12 +158,15 @@ def _weighted() -> ClippedImportanceWeight:
     return ClippedImportanceWeight(clip_high=math.inf)
 
 
-def _rec(
-    recipe: Recipe, surrogate: Surrogate | None = None, baseline: object = group_mean_baseline
-) -> Recipe:
+def _rec(recipe: Recipe, surrogate: Surrogate | None = None) -> Recipe:
+    return _reinforce(recipe).claim("objective.surrogate", surrogate or PolicyGradient())
+
+
+def _reinforce(recipe: Recipe) -> Recipe:
+    """Group-relative REINFORCE: what every member of the family comes with."""
     return (
-        recipe.claim("objective.surrogate", surrogate or PolicyGradient())
-        .claim("advantages.estimator", baseline)
+        recipe.suggest("objective.surrogate", PolicyGradient())
+        .suggest("advantages.estimator", group_mean_baseline)
         .suggest("objective.aggregation", token_mean)
         .suggest("objective.kl", None)
         .suggest("updates.rule", GradientSteps(minibatches=2))

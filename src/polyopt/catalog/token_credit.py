@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from polyopt.advantages.baselines import GroupZScore, group_mean_baseline
-from polyopt.advantages.effective_rank import RankVelocity
+from polyopt.advantages.effective_rank import RankVelocity, RankVelocityAtEnd
 from polyopt.advantages.entropy_weights import (
     BoundedAdvantage,
     ConfidenceScale,
@@ -178,15 +178,26 @@ def s_grpo_subset(recipe: Recipe) -> Recipe:
     )
 
 
-@idea(
-    title="Beyond the Exploration-Exploitation Trade-off: A Hidden State Approach for LLM "
+VERL = {
+    "title": "Beyond the Exploration-Exploitation Trade-off: A Hidden State Approach for LLM "
     "Reasoning in RLVR",
-    paper="arXiv 2509.23808",
-    certainty="official code read, its measures run; the shaping transcribed",
-)
+    "paper": "arXiv 2509.23808",
+    "certainty": "official code read, its measures run; the shaping transcribed",
+}
+
+
+@idea(**VERL)
 def verl_effective_rank(recipe: Recipe) -> Recipe:
     """A bonus for completions whose hidden states explore or settle faster than usual."""
     return recipe.append("advantages.shaping", RankVelocity()).suggest(
+        "advantages.estimator", GroupZScore()
+    )
+
+
+@idea(**VERL)
+def verl_effective_rank_at_end(recipe: Recipe) -> Recipe:
+    """verl-effective-rank with the bonus on the last token only, as the authors run it."""
+    return recipe.append("advantages.shaping", RankVelocityAtEnd()).suggest(
         "advantages.estimator", GroupZScore()
     )
 

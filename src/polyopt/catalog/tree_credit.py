@@ -20,7 +20,7 @@ from polyopt.advantages.staged_prefixes import (
     StagedPessimism,
     StagedProjection,
 )
-from polyopt.catalog.token_credit import clipped, like_grpo
+from polyopt.catalog.token_credit import READ, SECONDARY, clipped, like_grpo
 from polyopt.ideas import idea
 from polyopt.objectives.aggregation import token_mean
 from polyopt.objectives.prefixes import PerDistinctPrefix
@@ -31,12 +31,6 @@ from polyopt.rollouts.forks import RandomForkSampling
 from polyopt.rollouts.segment_trees import SegmentTreeSampling
 from polyopt.selection.prefix_tokens import share_prefixes
 from polyopt.selection.uncertain_tokens import ProbabilityMask
-
-READ = "official code read and run"
-
-
-SECONDARY = "secondary descriptions, not the paper's text; what they lack is ours"
-
 
 SPO = {
     "title": "Segment Policy Optimization: Effective Segment-Level Credit Assignment in RL for "

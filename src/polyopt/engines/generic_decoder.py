@@ -12,6 +12,7 @@ from transformers import PreTrainedModel
 from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from polyopt.engines.decoder import Prefill, RowShape, Segment, past_of
+from polyopt.errors import UserError
 
 
 class RowsLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -46,6 +47,7 @@ class GenericDecoder:
     """`Decoder` over the model's own forward, with left-padded rows and a 2-D attention mask."""
 
     def __init__(self, model: PreTrainedModel) -> None:
+        _check_cacheable(model)
         self.model = model
         self.device = model.device
         parameters = inspect.signature(model.forward).parameters
@@ -195,3 +197,13 @@ class GenericDecoder:
         self._end += 1
         self._lengths = [length + 1 for length in self._lengths]
         return logits
+
+
+def _check_cacheable(model: PreTrainedModel) -> None:
+    """Refuse models whose layers keep more than keys and values of positions."""
+    kinds = set(getattr(model.config.get_text_config(decoder=True), "layer_types", None) or ())
+    if strange := kinds - {"full_attention", "sliding_attention"}:
+        raise UserError(
+            f"the local engine can't share and fork the state of {', '.join(sorted(strange))} "
+            f"layers (model type {model.config.model_type}); sample it through another engine."
+        )

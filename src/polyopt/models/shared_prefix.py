@@ -159,7 +159,7 @@ def _blocks(segments: Segments) -> tuple[tuple[Block, ...], Tensor]:
         causal = torch.ones(2 * index.shape[1:], dtype=torch.bool, device=index.device).tril()
         seen = torch.cat(
             [
-                (present | ~present)[:, None].expand(-1, len(causal), -1),
+                present[:, None].expand(-1, len(causal), -1),
                 causal.expand(len(index), -1, -1),
             ],
             dim=2,

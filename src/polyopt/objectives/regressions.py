@@ -161,9 +161,10 @@ class ContrastiveGradient:
 class StandardisedRegression:
     """Mean over rollouts of (A_i - (move_i - mean_g move) / (std_g move + eps))^2.
 
-    The move is from pi_old. The prediction has no scale: the loss says in which direction the policy
-    moves, and only a KL penalty says how far. At pi = pi_old the deviation is 0 and the gradient
-    1 / eps times as large as elsewhere, so an on-policy step rests on the clipping of its norm.
+    The move is from pi_old. The prediction has no scale: the loss says in which direction the
+    policy moves, and only a KL penalty says how far. At pi = pi_old the deviation is 0 and the
+    gradient 1 / eps times as large as elsewhere, so an on-policy step rests on the clipping of its
+    norm.
 
     Reg-GRPO, in "DeepVideo-R1", arXiv 2506.07464 (reconstructed: n - 1 and eps are GRPO's).
 

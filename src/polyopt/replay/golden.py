@@ -8,8 +8,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from polyopt.batch import Batch, concat
+from polyopt.batch import FORCED, PADDING, Batch, concat
 from polyopt.parts import part
 
 
@@ -24,8 +25,9 @@ def substituted(batch: Batch, golden: Mapping[int, Batch]) -> tuple[Batch, list[
     """In each group that has a golden row and no right rollout, the last rollout gives way to it.
 
     The golden row keeps the group and rollout id of the one that it replaces, is worth 1, and has
-    whatever columns it brings; token columns that it lacks are 0 in it, others stay. Its
-    `logp_old` belongs to the policy before the update, as everyone's.
+    whatever columns it brings. Of those it lacks, columns of tokens are 0 in it and others stay.
+    Its tokens count as forced, so no sampler's log-probability is looked for. Its `logp_old`
+    belongs to the policy before the update, as everyone's.
 
     GCPO, arXiv 2510.07790 (reconstructed from abstract and summary: one answer, the last place).
 
@@ -48,19 +50,27 @@ def substituted(batch: Batch, golden: Mapping[int, Batch]) -> tuple[Batch, list[
 
 def _in_place_of(row: Batch, golden: Batch) -> Batch:
     """The golden row with the ids of another, and every column that the other has."""
+    empty = torch.zeros(golden.mask.shape, device=golden.mask.device)
     columns = {
-        name: torch.zeros_like(column) if column.dim() > 1 else column
+        name: empty.to(column.dtype) if _of_tokens(name, column) else column
         for name, column in row.columns.items()
-        if name not in golden.columns
     }
+    provenance = torch.where(golden.mask, FORCED, PADDING)
+    given = {"lengths": golden.mask.sum(1), "provenance": provenance}
+    known = {name: column for name, column in given.items() if name in row}
     return golden.replace(
-        columns={**columns, **golden.columns},
+        columns={**columns, **known, **golden.columns},
         group=row.group,
         rollout=row.rollout,
         rewards=torch.ones_like(row.rewards),
         prompts=row.prompts,
         texts=golden.texts or row.texts,
     )
+
+
+def _of_tokens(name: str, column: Tensor) -> bool:
+    """Whether a column has a value per completion token."""
+    return column.dim() == 2 and name != "prompt_tokens"
 
 
 @part("replay.buffer", needs={"logp_old"})

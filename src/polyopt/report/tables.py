@@ -50,7 +50,7 @@ def print_before_after(
     table = Table(box=SIMPLE_HEAD, pad_edge=False, header_style="dim", title_justify="left")
     table.add_column("held-out")
     for heading in ("before", "after", "change"):
-        table.add_column(heading, justify="right")
+        table.add_column(heading, justify="right", no_wrap=True)
     for name in rate_names(before, after):
         first, last = estimate(before, name), estimate(after, name)
         change = difference(first, last) if first and last else None
@@ -93,7 +93,8 @@ def _rate(rate: Estimate | None) -> Text:
         return Text("-")
     text = Text(share(rate.value), style="bold")
     if rate.low is not None and rate.high is not None:
-        text.append(f"  [{share(rate.low)}, {share(rate.high)}]", style="dim not bold")
+        ends = f" [{100 * rate.low:.1f}, {100 * rate.high:.1f}]"
+        text.append(ends, style="dim not bold")
     return text
 
 
@@ -105,6 +106,6 @@ def _change(change: Estimate | None) -> Text:
         style = "bold green" if change.low > 0 else "bold red" if change.high < 0 else "bold"
     text = Text(f"{100 * change.value:+.1f}", style=style)
     if change.low is not None and change.high is not None:
-        ends = f"  [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
+        ends = f" [{100 * change.low:+.1f}, {100 * change.high:+.1f}]"
         text.append(ends, style="dim not bold")
     return text

@@ -8,8 +8,9 @@ import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
+from polyopt.advantages.scopes import pair_index
 from polyopt.batch import Batch
-from polyopt.groups import group_deviation, group_size, subgroups
+from polyopt.groups import group_deviation, group_size
 from polyopt.parts import part
 from polyopt.rollout_table import RolloutTable
 
@@ -53,7 +54,8 @@ def _run(batch: Batch, sign: Int[Tensor, " N"], offset: Int[Tensor, "N T"]) -> B
     """Conflicts at every offset up to a token's own, in the rows that have a sign."""
     mask = batch.mask
     rows = torch.arange(len(mask), device=mask.device)[:, None].expand(mask.shape)[mask]
-    place = subgroups(batch["tokens"][mask], subgroups(offset[mask], batch.group_index[rows]))
+    spot = batch.group_index[rows] * mask.shape[1] + offset[mask]
+    place = pair_index(spot, batch["tokens"][mask])
     above, below = (_any(sign[rows] == side, place) for side in (1, -1))
     conflict = torch.zeros_like(mask).masked_scatter(mask, above & below & (sign[rows] != 0))
     ordered = torch.zeros_like(offset).scatter_reduce(1, offset, conflict.long(), "amax")

@@ -19,7 +19,7 @@ import torch
 from jaxtyping import Bool
 from torch import Tensor
 
-from polyopt.batch import Batch
+from polyopt.batch import FORCED, Batch
 from polyopt.divergences import LOG_RATIO_BOUND, Divergence, UnnormalizedForwardKL, bounded_exp
 from polyopt.levels import EachToken, Level, RolloutMean, RolloutSum, Tokens, rollout_mean
 from polyopt.parts import part
@@ -28,8 +28,15 @@ NEEDS = frozenset({"logp_old", "logp_sampler"})
 
 
 def mismatch(batch: Batch) -> Tokens:
-    """z = logp_old - logp_sampler in nats, [N, T]; 0 where unknown and outside the loss mask."""
-    gap = (batch["logp_old"] - batch["logp_sampler"]).masked_fill(~batch.loss_mask, 0.0)
+    """z = logp_old - logp_sampler in nats, [N, T].
+
+    0 outside the loss mask, and where no sampler's log-probability is known: at tokens that were
+    given (a demonstration), or where it isn't finite.
+    """
+    known = batch.loss_mask
+    if "provenance" in batch:
+        known = known & (batch["provenance"] != FORCED)
+    gap = (batch["logp_old"] - batch["logp_sampler"]).masked_fill(~known, 0.0)
     return torch.where(gap.isfinite(), gap, torch.zeros_like(gap))
 
 
@@ -93,7 +100,7 @@ class MaskedIS:
         return weighted(batch, ratio.masked_fill(ratio > self.cap, 0.0))
 
 
-@part("selection.parts", name="unit-mean-token-weights")
+@part("selection.parts")
 def unit_mean_token_weights(batch: Batch) -> Batch:
     """Weights divided by their mean over the trained tokens of the rollout batch.
 
@@ -103,7 +110,7 @@ def unit_mean_token_weights(batch: Batch) -> Batch:
     return _divided(batch, (_weights(batch).sum() / batch.loss_mask.sum().clamp(min=1)))
 
 
-@part("selection.parts", name="unit-mean-rollout-weights")
+@part("selection.parts")
 def unit_mean_rollout_weights(batch: Batch) -> Batch:
     """Weights divided by the mean over rollouts of their mean weight: for rollout-level weights."""
     live = batch.loss_mask.any(1)

@@ -150,8 +150,8 @@ class TrustRegionUpdate:
 
     Curvature times a vector is the change along it, over a distance of `probe`, of the gradient of
     the mean divergence from the old policy (rho - log rho - 1 at sampled tokens). So a step takes
-    about `step.iterations` + `step.tries` gradients. The objective has to hold `StepDivergence` of that
-    divergence in its trust region, with coefficient 0, and no other penalty that bends.
+    about `step.iterations` + `step.tries` gradients. The objective has to hold `StepDivergence` of
+    that divergence in its trust region, with coefficient 0, and no other penalty that bends.
 
     TRPO, arXiv 1502.05477; differences in place of second derivatives are ours.
 
