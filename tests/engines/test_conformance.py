@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from tests.engines.small_models import VOCABULARY, decode, small_model
 
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.generic_decoder import GenericDecoder
@@ -21,7 +22,6 @@ from polyopt.engines.protocol import (
     apply_distribution,
 )
 from polyopt.errors import UserError
-from tests.engines.small_models import VOCABULARY, decode, small_model
 
 ENGINES: dict[str, Callable[..., Engine]] = {
     "local-generic": lambda model, **o: LocalEngine(model, decode, decoder=GenericDecoder, **o),

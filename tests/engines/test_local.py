@@ -7,6 +7,8 @@ from typing import Any
 
 import pytest
 import torch
+from tests.engines.small_models import ARCHITECTURES, FAST, decode, small_model
+from tests.engines.test_conformance import mixed_requests, reference, request, same
 from torch import nn
 
 from polyopt.engines.fast_decoder import FastDecoder
@@ -14,8 +16,6 @@ from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.local import LocalEngine, choose_decoder
 from polyopt.engines.protocol import Distribution, Sample
 from polyopt.errors import UserError
-from tests.engines.small_models import ARCHITECTURES, FAST, decode, small_model
-from tests.engines.test_conformance import mixed_requests, reference, request, same
 
 DECODERS = (GenericDecoder, FastDecoder)
 

@@ -27,7 +27,9 @@ def pair_index(first: Int[Tensor, " F"], second: Int[Tensor, " F"]) -> Int[Tenso
     `subgroups` for as many entries as there are tokens: sorts numbers, not rows.
     """
     major, minor = (torch.unique(ids.long(), return_inverse=True)[1] for ids in (first, second))
-    return torch.unique(major * (group_size(minor) or 1) + minor, return_inverse=True)[1]
+    pair = major * (group_size(minor) or 1) + minor
+    index: Tensor = torch.unique(pair, return_inverse=True)[1]
+    return index
 
 
 def scope_index(batch: Batch, *names: str) -> Int[Tensor, " N"]:

@@ -29,6 +29,7 @@ from polyopt.recipe import Recipe
 from polyopt.rollouts.cutpoints import CutpointSampling
 from polyopt.rollouts.forks import RandomForkSampling
 from polyopt.rollouts.segment_trees import SegmentTreeSampling
+from polyopt.rollouts.staged_prefixes import StagedSampling
 from polyopt.selection.prefix_tokens import share_prefixes
 from polyopt.selection.uncertain_tokens import ProbabilityMask
 
@@ -98,28 +99,33 @@ TREE_OPO = {
 }
 
 
+def staged(recipe: Recipe) -> Recipe:
+    """GRPO's loss on rollouts from beginnings of each prompt's solution, as a suggestion."""
+    return like_grpo(recipe).suggest("rollouts.sampler", StagedSampling())
+
+
 @idea(**TREE_OPO)
 def tree_opo(recipe: Recipe) -> Recipe:
     """Takes half of a prefix's mean reward off, where completions start from many prefixes."""
-    return like_grpo(recipe.claim("advantages.estimator", StagedExpectation()))
+    return staged(recipe.claim("advantages.estimator", StagedExpectation()))
 
 
 @idea(**TREE_OPO)
 def tree_opo_optimistic(recipe: Recipe) -> Recipe:
     """tree-opo with the best reward reached from the prefix."""
-    return like_grpo(recipe.claim("advantages.estimator", StagedOptimism()))
+    return staged(recipe.claim("advantages.estimator", StagedOptimism()))
 
 
 @idea(**TREE_OPO)
 def tree_opo_pessimistic(recipe: Recipe) -> Recipe:
     """tree-opo with the worst reward reached from the prefix."""
-    return like_grpo(recipe.claim("advantages.estimator", StagedPessimism()))
+    return staged(recipe.claim("advantages.estimator", StagedPessimism()))
 
 
 @idea(**TREE_OPO)
 def tree_opo_sae(recipe: Recipe) -> Recipe:
     """tree-opo by projection: the closest centred rewards that respect the order of the tree."""
-    return like_grpo(recipe.claim("advantages.estimator", StagedProjection()))
+    return staged(recipe.claim("advantages.estimator", StagedProjection()))
 
 
 TREE_GRPO = {

@@ -67,22 +67,25 @@ class Grouping:
 
 def attend(
     queries: Float[Tensor, "R K G D"],
-    own: tuple[Float[Tensor, "R K D C"], Float[Tensor, "R K C D"]],
-    prompts: tuple[Float[Tensor, "S K D P"], Float[Tensor, "S K P D"]],
+    own: tuple[Float[Tensor, "R K D C"], Float[Tensor, "R K D C"]],
+    prompts: tuple[Float[Tensor, "S K D P"], Float[Tensor, "S K D P"]],
     group: Grouping,
     masks: Masks,
 ) -> Float[Tensor, "R K*G*D"]:
     """softmax(q [prompt keys, own keys]) [prompt values, own values]; queries are scaled."""
     heads, columns = queries.shape[1], group.columns
     own_keys, own_values = (one.flatten(0, 1) for one in own)
-    shared_keys = prompts[0].flatten(0, 1)[:, :, :columns]
-    shared_values = prompts[1].flatten(0, 1)[:, :columns]
-    on_shared = group.to_rows(torch.bmm(group.to_groups(queries), shared_keys), heads)
+    prompt_keys, prompt_values = (one.flatten(0, 1)[..., :columns] for one in prompts)
+    on_prompt = group.to_rows(torch.bmm(group.to_groups(queries), prompt_keys), heads)
     on_own = torch.bmm(queries.flatten(0, 1), own_keys).view(*queries.shape[:3], -1)
-    scores = _joined(on_shared, on_own, masks)
+    scores = _joined(on_prompt, on_own, masks)
     weights = scores.softmax(-1, dtype=torch.float32).to(queries.dtype)
-    out = torch.bmm(weights[..., columns:].flatten(0, 1), own_values).view(queries.shape)
-    out += group.to_rows(torch.bmm(group.to_groups(weights[..., :columns]), shared_values), heads)
+    of_prompt = group.to_groups(weights[..., :columns])
+    out = group.to_rows(torch.bmm(of_prompt, prompt_values.transpose(1, 2)), heads)
+    of_own = weights[..., columns:].flatten(0, 1).transpose(1, 2)
+    own_part = torch.bmm(own_values, of_own)
+    own_part = own_part.view(*queries.shape[:2], *own_part.shape[1:])
+    out = out + own_part.transpose(2, 3)
     return out.flatten(1)
 
 

@@ -12,7 +12,10 @@ from polyopt.engines.decoder import KeyValue, RowShape, Segment
 
 
 class Rectangles:
-    """Keys [N, K, D, C] and values [N, K, C, D] of N sequences with C columns, per layer."""
+    """Keys and values [N, K, D, C] of N sequences with C columns, per layer.
+
+    Columns come last: products of few queries with many keys are fastest that way.
+    """
 
     def __init__(self, layers: int, heads: int, head_dim: int, like: Tensor) -> None:
         self._size = (heads, head_dim)
@@ -25,8 +28,9 @@ class Rectangles:
     def free(self) -> None:
         """Let go of the memory."""
         heads, dim = self._size
-        self.keys = [self._like.new_empty(0, heads, dim, 0) for _ in range(self._layers)]
-        self.values = [self._like.new_empty(0, heads, 0, dim) for _ in range(self._layers)]
+        self.keys, self.values = (
+            [self._like.new_empty(0, heads, dim, 0) for _ in range(self._layers)] for _ in "kv"
+        )
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -41,12 +45,10 @@ class Rectangles:
     def resize(self, shape: tuple[int, int], kept: int, columns: slice) -> None:
         """Reallocate layer by layer; `kept` sequences keep `columns`, which come first."""
         width = columns.stop - columns.start
-        heads, dim = self._size
-        for layer, (keys, values) in enumerate(zip(self.keys, self.values, strict=True)):
-            self.keys[layer] = keys.new_empty(shape[0], heads, dim, shape[1])
-            self.keys[layer][:kept, :, :, :width] = keys[:kept, :, :, columns]
-            self.values[layer] = values.new_empty(shape[0], heads, shape[1], dim)
-            self.values[layer][:kept, :, :width] = values[:kept, :, columns]
+        for store in (self.keys, self.values):
+            for layer, old in enumerate(store):
+                store[layer] = old.new_empty(shape[0], *self._size, shape[1])
+                store[layer][:kept, ..., :width] = old[:kept, ..., columns]
 
     def reserve(self, count: int, columns: int) -> None:
         """Resize to exactly this many sequences and columns."""
@@ -54,15 +56,14 @@ class Rectangles:
 
     def clear(self, sequences: slice, columns: slice) -> None:
         """Zero columns that are masked: fresh memory may hold NaN, which a mask lets through."""
-        for keys, values in zip(self.keys, self.values, strict=True):
-            keys[sequences, :, :, columns] = 0
-            values[sequences, :, columns] = 0
+        for one in (*self.keys, *self.values):
+            one[sequences, ..., columns] = 0
 
     def write(self, index: int, columns: slice, layers: Sequence[KeyValue]) -> None:
         """Put a segment's keys and values into one sequence's columns."""
         for layer, (keys, values) in enumerate(layers):
-            self.keys[layer][index, :, :, columns] = keys.transpose(1, 2)
-            self.values[layer][index, :, columns] = values
+            self.keys[layer][index, ..., columns] = keys.transpose(1, 2)
+            self.values[layer][index, ..., columns] = values.transpose(1, 2)
 
 
 class CompletionCache(Rectangles):
@@ -109,17 +110,15 @@ class CompletionCache(Rectangles):
         """Move the columns in use by `by` to the right."""
         old, new = slice(self.start, self.end), slice(self.start + by, self.end + by)
         rows = len(self.lengths)
-        for keys, values in zip(self.keys, self.values, strict=True):
-            keys[:rows, :, :, new] = keys[:rows, :, :, old].clone()
-            values[:rows, :, new] = values[:rows, :, old].clone()
+        for one in (*self.keys, *self.values):
+            one[:rows, ..., new] = one[:rows, ..., old].clone()
         self.end += by
 
     def move(self, source: int, target: int) -> None:
         """Copy one row over another."""
         columns = slice(self.end - self.lengths[source], self.end)
-        for keys, values in zip(self.keys, self.values, strict=True):
-            keys[target, :, :, columns] = keys[source, :, :, columns]
-            values[target, :, columns] = values[source, :, columns]
+        for one in (*self.keys, *self.values):
+            one[target, ..., columns] = one[source, ..., columns]
         self.lengths[target] = self.lengths[source]
 
     def shrink(self, rows: int) -> None:

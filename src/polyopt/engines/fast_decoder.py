@@ -165,12 +165,12 @@ class FastDecoder:
         rows, own, prompts = len(hidden), self._completions, self._prompts
         block = self._weights.layers[layer]
         queries, keys, values = queries_keys_values(block, self.geometry, hidden, rotation)
-        own.keys[layer][:rows, :, :, own.end - 1] = keys
-        own.values[layer][:rows, :, own.end - 1] = values
+        own.keys[layer][:rows, ..., own.end - 1] = keys
+        own.values[layer][:rows, ..., own.end - 1] = values
         window = slice(own.start, own.end)
         return attend(
             queries.contiguous().view(rows, keys.shape[1], -1, keys.shape[2]),
-            (own.keys[layer][:rows, :, :, window], own.values[layer][:rows, :, window]),
+            (own.keys[layer][:rows, ..., window], own.values[layer][:rows, ..., window]),
             (prompts.keys[layer][: group.groups], prompts.values[layer][: group.groups]),
             group,
             masks,

@@ -193,7 +193,7 @@ def bapo(case: Case) -> Outputs:
     objective = Objective(surrogate=part, aggregation=AGGREGATIONS[case.param("agg")])
     d = ratios.token_ratio(logp, batch)
     low, high = part.bounds(d, batch)
-    balance = part.balance(d.exp(), batch, low, high)
+    balance = part.balance(divergences.bounded_exp(d), batch, low, high)
     return {
         **loss_and_grad(objective, batch, logp),
         "ratio_low": low,
