@@ -57,7 +57,9 @@ class Batch:
 
     Attributes:
         mask: 1 exactly on tokens that the policy itself sampled and that count as its actions:
-            never on prompts, hints, tool output, environment text or padding. [N, T] bool.
+            never on prompts, hints, tool output, environment text or padding. (Whole rows that
+            stand in for the policy's own, marked in a column `demonstration`, are in it as well.)
+            [N, T] bool.
         group: Id of the prompt visit that each row belongs to. [N]
         rollout: Id of the trajectory that each row belongs to. [N]
         rewards: Total reward of each row's rollout; NaN means nobody could score it. [N]

@@ -86,6 +86,7 @@ def _train_parser(commands: Any) -> None:
     _add_model(train)
     train.add_argument("--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank")
     train.add_argument("--adapter", type=Path, help="LoRA adapter to go on training")
+    train.add_argument("--teacher", help="frozen model to learn from, for ideas that need one")
     train.add_argument(
         "--gradient-checkpointing", action="store_true", help="less memory, more computation"
     )
@@ -249,6 +250,7 @@ def _train_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "keep",
         "log_rollouts_every",
         "run",
+        "teacher",
     )
     return {
         "model": options.model,

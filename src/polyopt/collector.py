@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -52,6 +53,7 @@ class Collector:
         queue: The prompts stage at work.
         clock: Time per stage.
         seed: The run's seed.
+        reference: Samples from the policy as it was before training, if some part needs that.
         rollouts: Rollouts made so far in the run: the next rollout id.
         first: Nothing has been scored yet.
     """
@@ -63,6 +65,7 @@ class Collector:
     queue: PromptQueue
     clock: Stopwatch
     seed: int
+    reference: Engine | None = None
     rollouts: int = field(default=0, init=False)
     first: bool = field(default=True, init=False)
 
@@ -93,7 +96,12 @@ class Collector:
         """Rollouts of the requests with their rewards."""
         sampling = self._sampling(step)
         with self.clock("rollouts"):
-            batch = self._batch(self.recipe.rollouts.sampler(sampling, requests))
+            rollouts = self.recipe.rollouts.sampler(sampling, requests)
+            for addition in self.recipe.rollouts.additions:
+                rollouts = [*rollouts, *addition(sampling, requests)]
+            batch = self._batch(rollouts)
+            for annotation in self.recipe.rollouts.annotations:
+                batch = batch.replace(**annotation(batch, self.policy.token_texts))
             measured = [
                 (sampler, self._batch(sampler(sampling, requests)))
                 for sampler in self.recipe.rollouts.measurements
@@ -130,6 +138,7 @@ class Collector:
         return Sampling(
             engine=self.engine,
             encode=lambda prompt, addition: self.policy.encode(prompt, addition, self.task.system),
+            encode_completion=self.policy.encode_completion,
             decode=self.policy.decode,
             judge=self._judge,
             base=SampleRequest(
@@ -142,6 +151,7 @@ class Collector:
             ),
             seed=self.seed,
             step=step,
+            reference=self.reference,
         )
 
     def _judge(self, rollouts: Sequence[Rollout]) -> list[float]:
@@ -162,9 +172,21 @@ class Collector:
 
 
 def _with_measurement(batch: Batch, rows: Batch, sampler: Sampler) -> Batch:
-    """The batch with each group's measured reward as a column."""
-    by_group = dict(zip(rows.group.tolist(), rows.rewards.tolist(), strict=True))
-    column = torch.tensor([by_group[group] for group in batch.group.tolist()])
+    """The batch with measured rewards as a column.
+
+    One measurement per group goes to all of its rows; those of a sampler with `paired` are given
+    out in order, the i-th to the group's i-th row.
+    """
+    by_group: dict[int, list[float]] = {}
+    for group, reward in zip(rows.group.tolist(), rows.rewards.tolist(), strict=True):
+        by_group.setdefault(group, []).append(reward)
+    paired = getattr(sampler, "paired", False)
+    place: Counter[int] = Counter()
+    values = []
+    for group in batch.group.tolist():
+        values.append(by_group[group][place[group] if paired else 0])
+        place[group] += 1
+    column = torch.tensor(values)
     return batch.replace(**{sampler.column: column})  # type: ignore[attr-defined]
 
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from polyopt.advantages.stage import Advantages
+from polyopt.columns import COMPUTED, GIVEN, SAMPLED
 from polyopt.errors import RecipeError
 from polyopt.objectives.objective import Objective
 from polyopt.parts import info_of, name_of, walk
@@ -22,24 +23,6 @@ from polyopt.rewards.stage import Rewards
 from polyopt.rollouts.stage import Rollouts
 from polyopt.selection.stage import Selection
 from polyopt.updates.stage import Updates
-
-SAMPLED_COLUMNS = frozenset(
-    {
-        "tokens",
-        "lengths",
-        "prompt_tokens",
-        "prompt_lengths",
-        "provenance",
-        "logp_sampler",
-        "truncated",
-        "max_tokens",
-        "entropy",
-    }
-)
-"""Columns that every batch of rollouts has."""
-
-COMPUTED_COLUMNS = frozenset({"logp_old", "logp_ref", "advantages"})
-"""Columns that the trainer computes when some part needs them."""
 
 
 @dataclass(frozen=True)
@@ -152,10 +135,16 @@ class Recipe:
         return frozenset(name for info in infos if info for name in info.needs)
 
     def provides(self) -> frozenset[str]:
-        """Every column that is there because of sampling, the trainer or some part."""
+        """Every column that may be there: by sampling, the trainer, a part, or an environment."""
         infos = (info_of(item) for _, item in walk(self))
         added = frozenset(name for info in infos if info for name in info.provides)
-        return SAMPLED_COLUMNS | COMPUTED_COLUMNS | added
+        return SAMPLED | COMPUTED | frozenset(GIVEN) | added
+
+    def given(self) -> dict[str, str]:
+        """Columns that some part reads and only an environment can give, with their meanings."""
+        infos = [info for _, item in walk(self) if (info := info_of(item))]
+        provided = {name for info in infos for name in info.provides}
+        return {n: GIVEN[n] for n in sorted(self.needs()) if n in GIVEN and n not in provided}
 
     def check(self) -> Recipe:
         """The recipe itself, once it is known that every part gets what it needs.

@@ -11,9 +11,11 @@ import torch
 
 from polyopt.batch import Batch
 from polyopt.collector import Collected, Collector, rollout_metrics
+from polyopt.columns import COMPUTED
+from polyopt.computed_columns import ComputedColumns
 from polyopt.engines.local import LocalEngine
 from polyopt.engines.protocol import Engine
-from polyopt.errors import DataError
+from polyopt.errors import DataError, UserError
 from polyopt.models.policy import Policy, ValueHead
 from polyopt.parts import HasState, info_of, walk
 from polyopt.prompts.queue import PromptQueue
@@ -49,6 +51,7 @@ class Trainer:
         steps: Training steps planned, for the learning-rate schedule.
         seed: Every random draw of the run derives from it.
         engine: Samples completions; by default in this process, from the policy's own module.
+        teacher: A frozen policy with the same vocabulary, for ideas that need `logp_teacher`.
 
     Raises:
         RecipeError: The recipe can't be built.
@@ -64,13 +67,21 @@ class Trainer:
         steps: int,
         seed: int = 0,
         engine: Engine | None = None,
+        teacher: Policy | None = None,
     ) -> None:
-        self.policy, self.task, self.seed = policy, task, seed
+        self.policy, self.task, self.seed, self.teacher = policy, task, seed, teacher
         self.recipe = copy.deepcopy(recipe.check())
         _check_metadata(self.recipe, task)
+        if "logp_teacher" in self.recipe.needs() and teacher is None:
+            raise UserError(
+                f"{self.recipe.name!r} needs a teacher: give one with --teacher MODEL "
+                "(train(..., teacher=...) in Python); it must have the policy's vocabulary."
+            )
+        _check_given(self.recipe)
         check_lengths(policy, task, self.recipe.rollouts.max_tokens)
         rollouts, updates = self.recipe.rollouts, self.recipe.updates
         self.needs = self._needs_before_update()
+        self.columns = ComputedColumns(policy, teacher, rollouts.distribution, updates.micro_tokens)
         if "logp_ref" in self.recipe.needs():
             policy.prepare_reference()
         if self.recipe.needs() & {"values", "evaluation:values"}:
@@ -79,7 +90,16 @@ class Trainer:
         self.engine.sync(policy)
         self.clock = Stopwatch()
         queue = PromptQueue(self.recipe.prompts, task.train, rollouts.per_prompt, seed)
-        self.collector = Collector(policy, self.engine, task, self.recipe, queue, self.clock, seed)
+        self.collector = Collector(
+            policy,
+            self.engine,
+            task,
+            self.recipe,
+            queue,
+            self.clock,
+            seed,
+            reference=self._reference_engine(),
+        )
         self.learner = Learner(
             policy,
             self.recipe.objective,
@@ -116,24 +136,14 @@ class Trainer:
         return batch
 
     def _with_columns(self, batch: Batch) -> Batch:
-        """The columns that some part reads before the update, and no others."""
-        distribution = self.recipe.rollouts.distribution
-        micro_tokens = self.recipe.updates.micro_tokens
-        columns: dict[str, torch.Tensor] = {}
+        """The columns that some part reads before the update, and no others.
+
+        Old log-probabilities are computed only if a part outside the objective reads them or the
+        batch takes several optimizer steps; else the batch is on-policy.
+        """
+        several = {"logp_old"} if self.recipe.updates.rule.steps > 1 else set()
         with self.clock("columns"):
-            off_policy = self.recipe.updates.rule.steps > 1
-            if off_policy or self.needs & {"logp_old", "values"}:
-                want = self.needs & {"values"}
-                found = self.policy.evaluate_all(batch, distribution, want, micro_tokens)
-                if off_policy or "logp_old" in self.needs:
-                    columns["logp_old"] = found.logp
-                if found.values is not None:
-                    columns["values"] = found.values
-            if "logp_ref" in self.recipe.needs():
-                columns["logp_ref"] = self.policy.reference_log_probs(
-                    batch, distribution, micro_tokens
-                )
-        return batch.replace(**columns)
+            return self.columns.add(batch, self.needs | several)
 
     def _assign_credit(self, batch: Batch) -> Batch:
         with self.clock("advantages"):
@@ -164,12 +174,19 @@ class Trainer:
         lap = self.clock.lap()
         return lap | {"tokens_per_second": metrics["tokens/sampled"] / lap["seconds/step"]}
 
+    def _reference_engine(self) -> Engine | None:
+        """An engine on a frozen copy of the present weights, if a measurement samples from it."""
+        measurements = self.recipe.rollouts.measurements
+        if not any(getattr(sampler, "samples_reference", False) for sampler in measurements):
+            return None
+        return LocalEngine(copy.deepcopy(self.policy.model), self.policy.decode)
+
     def _needs_before_update(self) -> frozenset[str]:
         """Columns read by parts outside the objective: they must be there before the update."""
         parts = [item for path, item in walk(self.recipe) if not path.startswith("objective")]
         infos = [info_of(item) for item in parts]
         needs = frozenset(name for info in infos if info for name in info.needs)
-        return needs | (self.recipe.objective.needs & {"values"})
+        return needs | (self.recipe.objective.needs & (COMPUTED | {"values"}) - {"logp_old"})
 
     def state_dict(self) -> dict[str, Any]:
         """Everything with memory except the policy's weights."""
@@ -214,6 +231,16 @@ def trained_metrics(batch: Batch) -> dict[str, float]:
                 part = name.removeprefix("advantages/")
                 metrics[f"advantage/{part}"] = float(column[mask].abs().mean())
     return metrics
+
+
+def _check_given(recipe: Recipe) -> None:
+    """Raise for the first column that only an environment can give."""
+    for name, meaning in recipe.given().items():
+        raise UserError(
+            f"{recipe.name!r} needs the column {name!r} ({meaning}), which comes from an "
+            "environment. Give it with a part of your own in rollouts.annotations that provides "
+            f"{name!r}, or drop the idea that needs it (`polyopt show {recipe.name}`)."
+        )
 
 
 def check_lengths(policy: Policy, task: Task, max_tokens: int) -> None:

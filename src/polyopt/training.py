@@ -104,6 +104,7 @@ def train(
     model_options: Mapping[str, Any] | None = None,
     task_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
+    teacher: str | Policy | None = None,
     **settings: Any,
 ) -> RunResult:
     """Improve a language model on a task with a sum of ideas.
@@ -121,6 +122,7 @@ def train(
         model_options: Keyword arguments for `load_policy` (`lora`, `dtype`, `device`, ...).
         task_options: Keyword arguments for `load_task` (`rewards`, `heldout`, ...).
         engine: Samples completions; by default in this process.
+        teacher: A frozen model with the same vocabulary, for ideas that learn from one.
         settings: Fields of `RunSettings`.
 
     Raises:
@@ -132,7 +134,15 @@ def train(
     loaded_task = load_task(task, **(task_options or {}))
     with RunFolder(path).open(resume=resume) as folder:
         policy = model if isinstance(model, Policy) else load_policy(model, **(model_options or {}))
-        trainer = Trainer(policy, loaded_task, built, steps=steps, seed=chosen.seed, engine=engine)
+        trainer = Trainer(
+            policy,
+            loaded_task,
+            built,
+            steps=steps,
+            seed=chosen.seed,
+            engine=engine,
+            teacher=load_policy(teacher) if isinstance(teacher, str) else teacher,
+        )
         description = {
             "polyopt": __version__,
             "expression": built.name,
@@ -149,6 +159,7 @@ def train(
                     "overrides": dict(overrides or {}),
                     "model_options": dict(model_options or {}),
                     "task_options": dict(task_options or {}),
+                    "teacher": teacher,
                     **dataclasses.asdict(chosen),
                 }
             ),

@@ -97,7 +97,6 @@ def whole_loss_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> dic
         "success_rate": (group % 3).to(dtype) / 3,
         "logp_teacher": log_probs(),
         "teacher_weight": torch.rand(n, generator=draw, dtype=dtype),
-        "uniform_value": log_probs() - 2,
         "uniform_value_old": log_probs() - 2,
         "answer_tokens": inside & (torch.arange(width)[None] >= 4),
     }
@@ -126,8 +125,8 @@ def token_credit_columns(group: Tensor, inside: Tensor, dtype: torch.dtype) -> d
         "variant": ids(2),
         "own_variant": ids(2),
         "turn": ids(2),
-        "agent": ids(2),
-        "module": ids(2),
+        "agent": group % 2,
+        "module": group % 3,
         "call": torch.arange(n),
         "turn_reward": numbers(),
         "result_run": ids(3) - 1,

@@ -37,6 +37,7 @@ def loss_and_grads(
         "logp": (batch["logp_old"] + shift).requires_grad_(),
         "entropy": batch["entropy"].clone().requires_grad_(),
         "values": (batch["values"] + 0.1).requires_grad_(),
+        "uniform_value": (batch["uniform_value_old"] + 0.2).requires_grad_(),
     }
     loss = objective(Evaluation(**leaves), batch).loss
     found = torch.autograd.grad(loss, list(leaves.values()), allow_unused=True)

@@ -15,7 +15,6 @@ from polyopt.rollouts.cutpoints import CutpointSampling, cutpoints
 from polyopt.rollouts.forks import EntropyForkSampling, RandomForkSampling, best_candidate
 from polyopt.rollouts.segment_trees import SegmentTreeSampling
 from polyopt.rollouts.staged_prefixes import StagedSampling
-from polyopt.selection.draws import uniform_draws
 from polyopt.trainer import Trainer
 
 NUMBERS = {"rollouts.max_tokens": 6, "rollouts.per_prompt": 8, "prompts.per_step": 3}
@@ -95,16 +94,6 @@ def test_staged_rollouts_take_turns_along_the_solution() -> None:
     assert sorted(torch.bincount(ends)[1:].tolist(), reverse=True) == [9, 9, 6]
     longest = [int(batch["prompt_lengths"][ends == n].max()) for n in (1, 2, 3)]
     assert longest[0] < longest[1] < longest[2]
-
-
-def test_draws_follow_their_rollouts_and_ignore_padding() -> None:
-    rollout = torch.tensor([4, 9, 4])
-    narrow = Batch.of(mask=torch.ones(3, 2), rollout=rollout)
-    wide = Batch.of(mask=torch.ones(3, 5), rollout=rollout.flip(0))
-    draws, others = uniform_draws(narrow, 1, 2), uniform_draws(wide, 1, 2)
-    assert (draws[1] == others[1, :2]).all()
-    assert (draws[0] != draws[2]).all()
-    assert (uniform_draws(narrow, 1, 3) != draws).all()
 
 
 def test_the_first_of_equally_good_candidates_goes_on() -> None:

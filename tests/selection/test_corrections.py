@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import numpy as np
 import torch
 from tests.laws.batches import ragged_batch
 
-from polyopt.batch import Batch, Prompt
+from polyopt.batch import FORCED, Batch
 from polyopt.divergences import bounded_exp
 from polyopt.levels import RolloutMean
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.protocol import Evaluation
 from polyopt.objectives.regularized import DecoupledClip
 from polyopt.objectives.surrogates import ClippedImportanceWeight, ClippedSurrogate, PolicyGradient
-from polyopt.replay.golden import GoldenAnswers
 from polyopt.rewards.controls import controls_apart
 from polyopt.rewards.kl import AdaptiveKLInReward, DivergenceInReward
 from polyopt.rewards.shaping import KLInReward
@@ -26,6 +24,7 @@ from polyopt.selection.corrections import (
     unit_mean_token_weights,
 )
 from polyopt.selection.entropy_weights import EntropyGuidedRollouts, EntropyGuidedTokens
+from polyopt.selection.golden import gold_where_all_failed
 from polyopt.selection.windows import StalenessLimit, admissible, newest_tokens
 
 
@@ -142,30 +141,23 @@ def test_controls_form_groups_of_their_own() -> None:
 
 
 def test_a_golden_answer_replaces_one_rollout_only_where_all_failed() -> None:
-    prompts = [Prompt(name, "") for name in "aabb"]
     batch = Batch.of(
-        mask=torch.tensor([[1, 1], [1, 0], [1, 1], [1, 1]]),
-        group=torch.tensor([0, 0, 1, 1]),
-        rewards=torch.tensor([0.0, 0.0, 0.0, 1.0]),
-        tokens=torch.full((4, 2), 5),
-        prompt_tokens=torch.full((4, 2), 3),
-        provenance=torch.tensor([[1, 1], [1, -3], [1, 1], [1, 1]]),
-        logp_sampler=torch.full((4, 2), -1.0),
-        prompts=prompts,
-        texts=["x"] * 4,
+        mask=torch.ones(7, 1),
+        group=torch.tensor([0, 0, 1, 1, 0, 1, 2]),
+        rollout=torch.tensor([10, 11, 12, 13, 14, 15, 16]),
+        rewards=torch.tensor([0.0, 0.0, 0.0, 1.0, 1.0, 1.0, 0.0]),
+        demonstration=torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0, 1.0, 0.0]),
     )
-    golden = Batch.of(mask=torch.ones(1, 3), tokens=torch.tensor([[7, 8, 9]]), texts=["gold"])
-    buffer = GoldenAnswers()
-    for name in "ab":
-        buffer.remember(name, golden)
-    mixed = buffer.mix(batch, np.random.default_rng(0))
-    assert mixed.rewards.tolist() == [0.0, 1.0, 0.0, 1.0]
-    assert mixed["tokens"][1].tolist() == [7, 8, 9]
-    assert mixed["prompt_tokens"][1].tolist() == [3, 3]
-    old = mixed.replace(logp_old=torch.full((4, 3), -2.0))
-    assert TruncatedIS()(old)["weights"][1].tolist() == [1.0, 1.0, 1.0]  # nobody sampled it
-    assert mixed.texts == ("x", "gold", "x", "x")
-    assert mixed.rollout.tolist() == [0, 1, 2, 3]
+    kept = gold_where_all_failed(batch)
+    assert kept.tolist() == [True, False, True, True, True, False, True]
+
+
+def test_tokens_that_nobody_sampled_have_no_mismatch() -> None:
+    batch = mismatched()
+    given = batch["provenance"].clone()
+    given[0] = FORCED
+    weights = TruncatedIS()(batch.replace(provenance=given))["weights"]
+    assert (weights[0][batch.mask[0]] == 1).all()
 
 
 def test_k1_in_the_reward_is_the_plain_penalty() -> None:

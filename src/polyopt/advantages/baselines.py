@@ -19,6 +19,7 @@ from polyopt.advantages.statistics import (
 from polyopt.batch import Batch
 from polyopt.parts import part
 from polyopt.rewards.dense import token_rewards
+from polyopt.rollout_table import RolloutTable
 
 Advantages = Float[Tensor, "N T"]
 
@@ -49,10 +50,11 @@ class GroupZScore:
 
     def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
         """Advantages [N, T]."""
-        index = batch.group_index
-        score = group_deviation(batch.rewards, index) / (group_std(batch.rewards, index) + self.eps)
-        lone = self.lone * batch.rewards / (1 + self.eps)
-        return spread(torch.where(group_count(index, score) == 1, lone, score), batch.mask)
+        rollouts = RolloutTable.of(batch)
+        rewards, group = rollouts.rewards, rollouts.group
+        score = group_deviation(rewards, group) / (group_std(rewards, group) + self.eps)
+        lone = self.lone * rewards / (1 + self.eps)
+        return rollouts.spread(torch.where(rollouts.alone, lone, score))
 
 
 @part("advantages.estimator", min_rollouts=2, claims={"zero-on-equal-rewards"})
@@ -61,7 +63,8 @@ def group_mean_baseline(advantages: Advantages, batch: Batch) -> Advantages:
 
     Dr. GRPO, arXiv 2503.20783, section 3.
     """
-    return spread(group_deviation(batch.rewards, batch.group_index), batch.mask)
+    rollouts = RolloutTable.of(batch)
+    return rollouts.spread(group_deviation(rollouts.rewards, rollouts.group))
 
 
 @part("advantages.estimator", min_rollouts=2, claims={"zero-on-equal-rewards"})
@@ -80,11 +83,11 @@ class LeaveOneOut:
 
     def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
         """Advantages [N, T]."""
-        index = batch.group_index
-        count = group_count(index, batch.rewards)
+        rollouts = RolloutTable.of(batch)
+        count = group_count(rollouts.group, rollouts.rewards)
         scale = count / (count - 1).clamp(min=1)
-        credit = scale * group_deviation(batch.rewards, index)
-        return spread(torch.where(count == 1, self.lone * batch.rewards, credit), batch.mask)
+        credit = scale * group_deviation(rollouts.rewards, rollouts.group)
+        return rollouts.spread(torch.where(rollouts.alone, self.lone * rollouts.rewards, credit))
 
 
 @part("advantages.estimator", needs={"greedy_reward"})
@@ -121,5 +124,4 @@ def whitened_group_mean(advantages: Advantages, batch: Batch) -> Advantages:
 
     REINFORCE++-baseline, arXiv 2501.03262, section 3.
     """
-    deviation = group_deviation(batch.rewards, batch.group_index)
-    return whiten(spread(deviation, batch.mask), batch.mask)
+    return whiten(group_mean_baseline(advantages, batch), batch.mask)

@@ -12,6 +12,7 @@ from torch import Tensor
 from polyopt.batch import Batch
 from polyopt.parts import part
 from polyopt.rewards.dense import last_token
+from polyopt.rollout_table import RolloutTable
 
 
 @dataclass(frozen=True)
@@ -43,25 +44,26 @@ class TokenTable:
 
 def token_table(batch: Batch) -> TokenTable:
     """Count the sampled tokens of each group by outcome (reward > 0 is a success)."""
-    mask, tokens, index = batch.mask, batch["tokens"], batch.group_index
-    pair = torch.stack([index[:, None].expand_as(tokens), tokens], dim=-1)
+    mask, tokens, rollouts = batch.mask, batch["tokens"], RolloutTable.of(batch)
+    pair = torch.stack([batch.group_index[:, None].expand_as(tokens), tokens], dim=-1)
     pairs, entry = torch.unique(pair[mask], dim=0, return_inverse=True)
-    row = torch.arange(len(mask), device=mask.device)[:, None].expand_as(tokens)[mask]
-    success = (batch.rewards > 0).double()
+    owner = rollouts.of_row[:, None].expand_as(tokens)[mask]
+    success = (rollouts.rewards > 0).double()
     group_of = pairs[:, 0]
 
-    def per_group(rows: Tensor) -> Tensor:
-        return rows.new_zeros(int(index.max()) + 1).index_add(0, index, rows)[group_of]
+    def per_group(values: Tensor) -> Tensor:
+        groups = int(rollouts.group.max()) + 1
+        return values.new_zeros(groups).index_add(0, rollouts.group, values)[group_of]
 
-    def per_pair(entries: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
-        won = success[rows]
+    def per_pair(entries: Tensor, owners: Tensor) -> tuple[Tensor, Tensor]:
+        won = success[owners]
         zeros = won.new_zeros(len(pairs))
         return zeros.index_add(0, entries, won), zeros.index_add(0, entries, 1 - won)
 
-    once = torch.unique(torch.stack([row, entry], dim=-1), dim=0)
+    once = torch.unique(torch.stack([owner, entry], dim=-1), dim=0)
     good, bad = per_pair(once[:, 1], once[:, 0])
-    good_uses, bad_uses = per_pair(entry, row)
-    lengths = mask.sum(1).double()
+    good_uses, bad_uses = per_pair(entry, owner)
+    lengths = rollouts.lengths.double()
     good_tokens, bad_tokens = per_group(lengths * success), per_group(lengths * (1 - success))
     whole = torch.zeros_like(tokens)
     whole[mask] = entry

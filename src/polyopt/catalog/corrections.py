@@ -19,8 +19,8 @@ from polyopt.objectives.ratios import sequence_ratio
 from polyopt.objectives.surrogates import ClippedSurrogate, PolicyGradient
 from polyopt.objectives.value_losses import FinishedValueLoss
 from polyopt.recipe import Recipe
-from polyopt.replay.golden import GoldenAnswers
 from polyopt.rewards.controls import controls_apart
+from polyopt.rollouts.demonstrations import ShowSolution
 from polyopt.rollouts.tempered import TemperedControls
 from polyopt.selection.budgets import TokenBudget
 from polyopt.selection.controls import SpliceControls
@@ -35,6 +35,7 @@ from polyopt.selection.corrections import (
     unit_mean_token_weights,
 )
 from polyopt.selection.entropy_weights import EntropyGuidedRollouts, EntropyGuidedTokens
+from polyopt.selection.golden import gold_where_all_failed
 from polyopt.selection.mastered import MaskMasteredTokens
 from polyopt.selection.windows import StalenessLimit, newest_tokens
 from polyopt.updates.rules import GradientSteps
@@ -207,7 +208,8 @@ def aepo_equation(recipe: Recipe) -> Recipe:
 def gcpo(recipe: Recipe) -> Recipe:
     """A golden answer takes a rollout's place where all failed; sequence ratio, no reference."""
     return (
-        recipe.claim("replay.buffer", GoldenAnswers())
+        recipe.append("rollouts.additions", ShowSolution())
+        .append("selection.screens", gold_where_all_failed)
         .claim("objective.ratio", sequence_ratio)
         .suggest("objective.surrogate", ClippedSurrogate(0.2, 0.28))
         .suggest("objective.aggregation", sequence_mean_token_mean)

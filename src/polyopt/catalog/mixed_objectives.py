@@ -43,6 +43,8 @@ from polyopt.objectives.surrogates import (
 from polyopt.objectives.trust_regions import ClipMask, StepDivergence
 from polyopt.recipe import Recipe
 from polyopt.rewards.shaping import SoftOverlong
+from polyopt.rollouts.annotations import MarkAnswer
+from polyopt.rollouts.demonstrations import ShowSolution
 from polyopt.rollouts.guidance import HintOnFailure
 from polyopt.selection.balance import DropSurplusFailures
 from polyopt.selection.guidance import hints_only_on_failure
@@ -265,6 +267,7 @@ def grao_own_statistics(recipe: Recipe) -> Recipe:
 def _aligned(recipe: Recipe, estimator: object) -> Recipe:
     return (
         recipe.claim("objective.surrogate", GroupAlignment())
+        .append("rollouts.additions", ShowSolution())
         .claim("advantages.estimator", estimator)
         .suggest("objective.kl", None)
     )
@@ -280,6 +283,7 @@ def rl_plus(recipe: Recipe) -> Recipe:
     """Demonstrations by multiple importance sampling, weighted towards unlikely tokens."""
     return (
         recipe.claim("objective.surrogate", MixedPolicySurrogate())
+        .append("rollouts.additions", ShowSolution())
         .claim("advantages.estimator", OwnMeanBaseline())
         .suggest("objective.aggregation", ConstantLength())
         .suggest("objective.entropy", EntropyBonus(0.001))
@@ -296,7 +300,11 @@ def variational_reasoning(recipe: Recipe) -> Recipe:
 @idea("variational-reasoning-likelihood", **VARIATIONAL)
 def variational_reasoning_likelihood(recipe: Recipe) -> Recipe:
     """`variational-reasoning` weighed by the reference answer's likelihood: needs no verifier."""
-    return _weighed_likelihood(recipe).append("selection.parts", likelihood_trace_weights)
+    return (
+        _weighed_likelihood(recipe)
+        .append("rollouts.annotations", MarkAnswer())
+        .append("selection.parts", likelihood_trace_weights)
+    )
 
 
 @idea("variational-reasoning-best", **VARIATIONAL)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyopt.advantages.baselines import GroupZScore, group_mean_baseline, raw_reward
+from polyopt.advantages.protocol import AdvantagePart
 from polyopt.divergences import ForwardKL, ReverseKL, UnnormalizedForwardKL, UnnormalizedReverseKL
 from polyopt.ideas import idea
 from polyopt.objectives.adaptive_clips import BalancedClip, SecondMomentClip, SecondMomentMask
@@ -43,14 +44,20 @@ OFFICIAL = "official code read and run"
 KL = {"title": "Approximating KL divergence", "paper": "J. Schulman 2020", "certainty": VERL}
 
 
-def on_groups(recipe: Recipe, minibatches: int = 2) -> Recipe:
-    """What most of these losses came with: GRPO's credit, token mean, several steps per batch."""
-    return (
-        recipe.suggest("advantages.estimator", GroupZScore())
-        .suggest("objective.aggregation", token_mean)
-        .suggest("objective.kl", None)
-        .suggest("updates.rule", GradientSteps(minibatches=minibatches))
-    )
+def on_groups(recipe: Recipe, minibatches: int = 2, credit: AdvantagePart | None = None) -> Recipe:
+    """What these losses came with: group credit, token mean, no reference, several steps a batch.
+
+    Credit, aggregation and steps that an earlier idea has brought stay.
+    """
+    defaults = {
+        "advantages.estimator": credit or GroupZScore(),
+        "objective.aggregation": token_mean,
+        "updates.rule": GradientSteps(minibatches=minibatches),
+    }
+    for slot, value in defaults.items():
+        if slot not in recipe.origins:
+            recipe = recipe.suggest(slot, value)
+    return recipe.suggest("objective.kl", None)
 
 
 @idea("kl-abs", **KL)
@@ -117,11 +124,10 @@ def cispo_masked(recipe: Recipe) -> Recipe:
 def gmpo(recipe: Recipe) -> Recipe:
     """One ratio per rollout, the geometric mean of token ratios that are clipped one by one."""
     return (
-        on_groups(recipe)
+        on_groups(recipe, credit=group_mean_baseline)
         .claim("objective.ratio", GeometricMeanRatio())
         .claim("objective.surrogate", ImportanceWeighted())
         .claim("objective.aggregation", sequence_mean_token_mean)
-        .suggest("advantages.estimator", group_mean_baseline)
     )
 
 
@@ -263,7 +269,7 @@ RPG_CLIP = (0.2, 0.28, 10.0)
 
 def _rpg(recipe: Recipe) -> Recipe:
     """RPG's credit and aggregation."""
-    return on_groups(recipe).suggest("advantages.estimator", group_mean_baseline)
+    return on_groups(recipe, credit=group_mean_baseline)
 
 
 @idea("rpg", **RPG, certainty="paper's algorithm 1; own implementation")

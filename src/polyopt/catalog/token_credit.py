@@ -110,7 +110,11 @@ def tempo(recipe: Recipe) -> Recipe:
     certainty="paper's equation read; the list of grams is yours to mine",
 )
 def hicra(recipe: Recipe) -> Recipe:
-    """More credit for planning tokens: set advantages.planning_tokens.grams for your tokenizer."""
+    """More credit for planning tokens, once they are known.
+
+    Without grams it is GRPO. They depend on the tokenizer: write an idea of your own that appends
+    `PlanningTokens(grams=...)` with those that you mined.
+    """
     return (
         recipe.append("advantages.shaping", PlanningTokens())
         .suggest("advantages.estimator", GroupZScore())

@@ -13,10 +13,10 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyopt.batch import Batch, Prompt
-from polyopt.engines.protocol import Distribution
+from polyopt.engines.protocol import Distribution, apply_distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import check_trainable
-from polyopt.models.packing import Rows, micro_batches, rows_of, shared_micro_batches
+from polyopt.models.packing import micro_batches, rows_of, shared_micro_batches
 from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
 from polyopt.models.reference import Reference, prepare_reference
 from polyopt.models.scoring import Scorer
@@ -144,6 +144,11 @@ class Policy:
             )
         )
 
+    def encode_completion(self, text: str) -> tuple[int, ...]:
+        """Token ids of a whole completion, ended by a stop token."""
+        ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
+        return (*ids, min(self.stop_ids)) if self.stop_ids else tuple(ids)
+
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, special ones included; for display only."""
         return [self.decode([token], skip_special_tokens=False) for token in ids]
@@ -189,6 +194,34 @@ class Policy:
         for rows in index:
             parts.append(self.evaluate(batch.select(rows), distribution, want))
         return _in_order(batch, index, parts)
+
+    @torch.no_grad()
+    def hidden_states(self, batch: Batch, micro_tokens: int = 16384) -> Float[Tensor, "N T H"]:
+        """Last hidden states at the places that predict the masked tokens; 0 elsewhere."""
+        size = int(self.model.get_output_embeddings().weight.shape[1])
+        whole = torch.zeros(*batch.mask.shape, size)
+        for index in self.micro_batches(batch, micro_tokens):
+            rows = rows_of(batch.select(index)).to(self.device)
+            with self.autocast():
+                hidden = self._scorer(rows, Distribution(), {"hidden"}).hidden
+            if hidden is not None:
+                where = (index[rows.row.cpu()], rows.column.cpu())
+                whole.index_put_(where, hidden.float().cpu())
+        return whole
+
+    @property
+    def head_size(self) -> int:
+        """Entries of the vocabulary, as the LM head has them."""
+        return int(self.model.get_output_embeddings().weight.shape[0])
+
+    @torch.no_grad()
+    def vocabulary_log_probs(
+        self, hidden: Float[Tensor, "*B H"], distribution: Distribution
+    ) -> Float[Tensor, "*B V"]:
+        """Log-probabilities in nats of the whole vocabulary, from last hidden states."""
+        head = self.model.get_output_embeddings()
+        logits = head(hidden.to(self.device, head.weight.dtype)).float()
+        return apply_distribution(logits, distribution).log_softmax(-1)
 
     def micro_batches(self, batch: Batch, micro_tokens: int) -> list[Int[Tensor, " rows"]]:
         """Row indices of micro-batches that encode at most `micro_tokens` tokens each.
@@ -303,24 +336,17 @@ class Policy:
         rows = rows_of(batch).to(self.device)
         if not len(batch):
             return _in_order(batch, [], [])
-        needs = {"hidden"} & {"hidden" if name == "values" else "" for name in want}
+        needs = {"hidden"} if {"values", "uniform_value"} & set(want) else set()
         with self.autocast():
             scores = scorer(rows, distribution, needs | ({"entropy"} & set(want)))
-        values = None
-        if self.value_head is not None and scores.hidden is not None:
-            values = self.value_head(scores.hidden)
-        return _evaluation(rows, batch, scores.logp, scores.entropy, values)
-
-
-def _evaluation(
-    rows: Rows, batch: Batch, logp: Tensor, entropy: Tensor | None, values: Tensor | None
-) -> Evaluation:
-    """Flat results [M] put into [N, T] on the batch's device."""
-
-    def place(flat: Tensor | None) -> Tensor | None:
-        return None if flat is None else rows.scatter(flat).to(batch.mask.device)
-
-    return Evaluation(rows.scatter(logp).to(batch.mask.device), place(entropy), place(values))
+        flat = {"logp": scores.logp, "entropy": scores.entropy}
+        if "values" in want and self.value_head is not None and scores.hidden is not None:
+            flat["values"] = self.value_head(scores.hidden)
+        if "uniform_value" in want:
+            flat["uniform_value"] = scorer.uniform_values(scores, rows.targets, distribution)
+        device = batch.mask.device
+        placed = {n: rows.scatter(v).to(device) for n, v in flat.items() if v is not None}
+        return Evaluation(**placed)
 
 
 def _in_order(batch: Batch, index: Sequence[Tensor], parts: Sequence[Evaluation]) -> Evaluation:
@@ -341,6 +367,7 @@ def _in_order(batch: Batch, index: Sequence[Tensor], parts: Sequence[Evaluation]
         place([part.logp for part in parts]),
         optional([part.entropy for part in parts]),
         optional([part.values for part in parts]),
+        optional([part.uniform_value for part in parts]),
     )
 
 

@@ -12,6 +12,7 @@ from jaxtyping import Float
 from torch import Tensor, nn
 
 from polyopt.engines.protocol import Distribution
+from polyopt.errors import UserError
 from polyopt.models.log_probs import log_probs, log_probs_from_logits
 from polyopt.models.packing import Rows
 from polyopt.models.shared_prefix import PackedDecoder, pack
@@ -80,6 +81,30 @@ class Scorer:
                 logits, rows.targets, distribution, entropy=entropy
             )
         return Scores(logp, entropies, hidden if "hidden" in want else None)
+
+    @torch.no_grad()
+    def uniform_values(
+        self, scores: Scores, targets: Tensor, distribution: Distribution
+    ) -> Float[Tensor, " M"]:
+        """Mean log-probability of the whole vocabulary at each place, without gradient.
+
+        mean_v log p_v = mean_v z_v - logsumexp(z), and logsumexp(z) = z_target - log p_target, so
+        what is there suffices: no second pass over the vocabulary.
+
+        Raises:
+            UserError: A model whose logits aren't those of its head, or a cut distribution.
+        """
+        if not self.plain_head or distribution.truncated or scores.hidden is None:
+            raise UserError(
+                "the mean over the vocabulary is only defined for uncut distributions of models "
+                "with a plain LM head: drop --set rollouts.top_p/top_k/min_p, or the idea."
+            )
+        weight, bias = self.head.weight, self.head.bias
+        offset = weight.mean(0) - weight[targets]
+        shift = (scores.hidden.to(offset.dtype) * offset).sum(-1)
+        if bias is not None:
+            shift = shift + bias.mean() - bias[targets]
+        return scores.logp.detach() + (shift / distribution.temperature).to(scores.logp.dtype)
 
     def packs(self, longest: int) -> bool:
         """Whether rows of up to `longest` tokens are encoded packed, shared prompts once."""

@@ -7,10 +7,11 @@ from dataclasses import dataclass, field
 import torch
 
 from polyopt.batch import Batch
+from polyopt.errors import RecipeError
 from polyopt.objectives.aggregation import sequence_mean_token_sum, token_mean
 from polyopt.objectives.protocol import Aggregation, Evaluation, Surrogate, TokenLoss, Tokens
 from polyopt.objectives.surrogates import ClippedSurrogate
-from polyopt.parts import part
+from polyopt.parts import name_of, part
 
 
 @part("objective.surrogate", needs={"advantages", "control", "logp_old"}, claims={"reinforce"})
@@ -27,9 +28,17 @@ class ControlledSurrogate:
     plain: Surrogate = field(default_factory=ClippedSurrogate)
 
     def __call__(self, log_ratio: Tokens, evaluation: Evaluation, batch: Batch) -> TokenLoss:
-        """Token losses [N, T]."""
+        """Token losses [N, T].
+
+        Raises:
+            RecipeError: The other surrogate has its own reduction.
+        """
         plain = self.plain(log_ratio, evaluation, batch)
-        assert isinstance(plain, TokenLoss)
+        if not isinstance(plain, TokenLoss):
+            raise RecipeError(
+                f"controls need a surrogate of token losses, and {name_of(self.plain)!r} has its "
+                "own reduction: give ControlledSurrogate another one."
+            )
         control = (batch["control"] > 0)[:, None]
         score = -batch["advantages"] * evaluation.logp
         return TokenLoss(torch.where(control, score, plain.loss), plain.metrics)

@@ -23,11 +23,14 @@ class Evaluation:
             distribution that was sampled from.
         entropy: Entropy in nats of that distribution at each token, if some part needs it.
         values: Value head's output at each token, if some part needs it.
+        uniform_value: Mean log-probability of the whole vocabulary at each token's place, without
+            gradient, if some part needs it.
     """
 
     logp: Tokens
     entropy: Tokens | None = None
     values: Tokens | None = None
+    uniform_value: Tokens | None = None
 
 
 @dataclass(frozen=True)

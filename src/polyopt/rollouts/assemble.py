@@ -7,14 +7,15 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from polyopt.batch import PADDING, Batch
+from polyopt.batch import FORCED, PADDING, Batch
 from polyopt.rollouts.protocol import Rollout
 
 
 def assemble(rollouts: Sequence[Rollout], max_tokens: int, first_id: int = 0) -> Batch:
     """A batch with one row per rollout; rewards are NaN until somebody scores them.
 
-    Masks come from lengths and provenance alone: no token id is ever compared with a pad id.
+    Masks come from lengths and provenance alone: no token id is ever compared with a pad id. They
+    cover what the policy sampled, and demonstrations, which stand in for it.
 
     Args:
         rollouts: At least one rollout.
@@ -33,11 +34,11 @@ def assemble(rollouts: Sequence[Rollout], max_tokens: int, first_id: int = 0) ->
         "truncated": torch.tensor([r.finish == "length" for r in rollouts]),
         "max_tokens": torch.full((n,), float(max_tokens)),
     }
-    for name in rollouts[0].extras:
-        values = [r.extras[name] for r in rollouts]
-        columns[name] = _column([v if isinstance(v, tuple) else (v,) for v in values], values)
+    for name in dict.fromkeys(name for r in rollouts for name in r.extras):
+        columns[name] = _column([r.extras.get(name, 0.0) for r in rollouts])
+    shown = columns.get("demonstration", torch.zeros(n)) > 0
     return Batch(
-        mask=provenance >= 0,
+        mask=(provenance >= 0) | (shown[:, None] & (provenance == FORCED)),
         group=torch.tensor([r.request.group for r in rollouts]),
         rollout=torch.arange(first_id, first_id + n),
         rewards=torch.full((n,), float("nan")),
@@ -47,10 +48,10 @@ def assemble(rollouts: Sequence[Rollout], max_tokens: int, first_id: int = 0) ->
     )
 
 
-def _column(rows: Sequence[tuple[float, ...]], values: Sequence[object]) -> Tensor:
-    """A number per rollout [N], or per token [N, T]."""
-    padded = _padded(rows, torch.float32, 0)
-    return padded if isinstance(values[0], tuple) else padded[:, 0]
+def _column(values: Sequence[float | tuple[float, ...]]) -> Tensor:
+    """A number per rollout [N], or per token [N, T]; 0 where a rollout doesn't have it."""
+    padded = _padded([v if isinstance(v, tuple) else (v,) for v in values], torch.float32, 0)
+    return padded if any(isinstance(value, tuple) for value in values) else padded[:, 0]
 
 
 def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype, fill: int) -> Tensor:

@@ -6,7 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from polyopt.batch import Prompt
+from torch import Tensor
+
+from polyopt.batch import Batch, Prompt
 from polyopt.engines.protocol import Engine, Finish, SampleRequest
 from polyopt.prompts.protocol import PromptRequest
 from polyopt.seeding import derive_seed
@@ -46,6 +48,7 @@ class Sampling:
     Attributes:
         engine: Samples completions.
         encode: Prompt and an addition to its last user message (a hint; usually "") to token ids.
+        encode_completion: Text of a whole completion to token ids, the stop token included.
         decode: Token ids to text.
         judge: Accuracy of each rollout (its total reward where the task knows no "right"), NaN
             where nobody could score it.
@@ -57,6 +60,7 @@ class Sampling:
 
     engine: Engine
     encode: Callable[[Prompt, str], tuple[int, ...]]
+    encode_completion: Callable[[str], tuple[int, ...]]
     decode: Callable[[Sequence[int]], str]
     judge: Callable[[Sequence[Rollout]], Sequence[float]]
     base: SampleRequest
@@ -79,3 +83,14 @@ class Sampler(Protocol):
 
     def __call__(self, sampling: Sampling, requests: Sequence[PromptRequest]) -> list[Rollout]:
         """The rollouts of all requests, in any order and number."""
+
+
+TokenTexts = Callable[[Sequence[int]], list[str]]
+"""Token ids to the text of each token by itself."""
+
+
+class Annotation(Protocol):
+    """Reads columns off the completions of a batch (the answer's place, steps, turns)."""
+
+    def __call__(self, batch: Batch, token_texts: TokenTexts) -> Mapping[str, Tensor]:
+        """Columns by name, each with one entry per row."""

@@ -23,6 +23,7 @@ class ReferenceRollouts:
     """
 
     column = "reference_reward"
+    samples_reference = True
     paired = True
 
     def __call__(self, sampling: Sampling, requests: Sequence[PromptRequest]) -> list[Rollout]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from polyopt.engines.protocol import Distribution
 from polyopt.rollouts.independent import IndependentSampling
-from polyopt.rollouts.protocol import Sampler
+from polyopt.rollouts.protocol import Annotation, Sampler
 
 
 @dataclass(frozen=True)
@@ -15,8 +15,10 @@ class Rollouts:
 
     Attributes:
         sampler: How completions are sampled.
+        additions: Chain of samplers whose rollouts join the groups (demonstrations).
         measurements: Chain of samplers whose rollouts are scored but don't train (a greedy
             baseline per prompt).
+        annotations: Chain of parts that read columns off the completions.
         per_prompt: Rollouts per prompt.
         max_tokens: Most completion tokens.
         temperature: Divides the logits.
@@ -26,7 +28,9 @@ class Rollouts:
     """
 
     sampler: Sampler = field(default_factory=IndependentSampling)
+    additions: tuple[Sampler, ...] = ()
     measurements: tuple[Sampler, ...] = ()
+    annotations: tuple[Annotation, ...] = ()
     per_prompt: int = 8
     max_tokens: int = 256
     temperature: float = 1.0

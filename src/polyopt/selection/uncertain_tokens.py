@@ -6,6 +6,7 @@ import math
 from dataclasses import dataclass
 
 from polyopt.batch import Batch
+from polyopt.draws import uniforms
 from polyopt.parts import part
 
 
@@ -28,13 +29,12 @@ class ProbabilityMask:
         return batch.replace(loss_mask=batch.loss_mask & unsure)
 
 
-@part("selection.parts", needs={"uniform"})
+@part("selection.parts")
 @dataclass(frozen=True)
 class RandomTokens:
     """The first `cutoff` sampled tokens of a rollout train, and of the later ones a random share.
 
-    Column `uniform` [N, T]: a draw from [0, 1) for each token; it is kept if the draw is below
-    `share`. S-GRPO, arXiv 2504.20834; its cutoff and share aren't stated in the sources at hand.
+    A token is kept if its draw (`polyopt.draws.uniforms`) is below `share`. S-GRPO, arXiv 2504.20834; its cutoff and share aren't stated in the sources at hand.
 
     Attributes:
         cutoff: Tokens at the start that always train.
@@ -47,4 +47,4 @@ class RandomTokens:
     def __call__(self, batch: Batch) -> Batch:
         """The batch with a smaller `loss_mask`."""
         early = batch.mask.long().cumsum(1) <= self.cutoff
-        return batch.replace(loss_mask=batch.loss_mask & (early | (batch["uniform"] < self.share)))
+        return batch.replace(loss_mask=batch.loss_mask & (early | (uniforms(batch) < self.share)))

@@ -17,7 +17,6 @@ from torch import Tensor
 
 from polyopt.batch import Batch
 from polyopt.engines.protocol import Distribution
-from polyopt.models.packing import micro_batches
 from polyopt.models.policy import Policy
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.protocol import Evaluation
@@ -88,7 +87,7 @@ class Learner:
     def gradient_in_one_pass(self, batch: Batch) -> Metrics:
         """Objective and backward on each micro-batch of a prepared batch."""
         total, means = 0.0, TokenMeans()
-        for rows in micro_batches(batch, self.micro_tokens):
+        for rows in self.policy.micro_batches(batch, self.micro_tokens):
             part = batch.select(rows).trim()
             evaluation = self.policy.evaluate(part, self.distribution, self.want)
             part = _with_old(part, evaluation.logp)
@@ -107,7 +106,7 @@ class Learner:
         loss = self.objective(leaves, batch)
         if loss.loss.requires_grad:
             loss.loss.backward()  # type: ignore[no-untyped-call]
-            for rows in micro_batches(batch, self.micro_tokens):
+            for rows in self.policy.micro_batches(batch, self.micro_tokens):
                 self._push(batch.select(rows).trim(), leaves, rows)
         means = TokenMeans()
         means.add(dict(loss.metrics) | _mismatch(batch), batch.loss_mask)

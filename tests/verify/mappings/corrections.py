@@ -21,7 +21,6 @@ from polyopt.objectives.one_token import OneTokenRollout
 from polyopt.objectives.protocol import Evaluation
 from polyopt.objectives.surrogates import ClippedSurrogate, ImportanceWeighted, PolicyGradient
 from polyopt.objectives.value_losses import FinishedValueLoss, finished
-from polyopt.replay.golden import substituted
 from polyopt.rollouts.tempered import TemperedControls
 from polyopt.selection.budgets import TokenBudget
 from polyopt.selection.controls import SpliceControls
@@ -35,6 +34,7 @@ from polyopt.selection.corrections import (
     unit_mean_token_weights,
 )
 from polyopt.selection.entropy_weights import EntropyGuidedRollouts, EntropyGuidedTokens
+from polyopt.selection.golden import gold_where_all_failed
 from polyopt.selection.mastered import MaskMasteredTokens
 from polyopt.selection.windows import newest_tokens
 from tests.verify.harness import Case, Outputs, loss_and_grad, maps
@@ -255,20 +255,32 @@ def c3po(case: Case) -> Outputs:
     }
 
 
+def _with_gold(case: Case) -> tuple[Batch, Tensor]:
+    """All rollouts and then the golden answers, and which row trains in each rollout's place."""
+    own = case.ids("group")
+    prompts = torch.unique(own)
+    columns = {
+        name: torch.cat([case.tensor(name), case.tensor(f"gold_{name}")])
+        for name in ("mask", "logp", "logp_old")
+    }
+    rewards = torch.cat([case.tensor("rewards"), torch.ones(len(prompts), dtype=torch.float64)])
+    shown = (torch.arange(len(rewards)) >= len(own)).double()
+    batch = Batch.of(
+        group=torch.cat([own, prompts]), rewards=rewards, demonstration=shown, **columns
+    )
+    keep, places = gold_where_all_failed(batch), torch.arange(len(own))
+    for gold in range(len(own), len(rewards)):
+        if keep[gold]:
+            places[~keep[: len(own)] & (own == batch.group[gold])] = gold
+    return batch, places
+
+
 @maps("gcpo")
 def gcpo(case: Case) -> Outputs:
     assert case.param("replace") == "last"
     assert case.param("std_ddof") == 0
-    batch = case.batch("logp", "logp_old")
-    golden = {
-        group: Batch.of(
-            mask=case.tensor("gold_mask")[[i]],
-            logp=case.tensor("gold_logp")[[i]],
-            logp_old=case.tensor("gold_logp_old")[[i]],
-        )
-        for i, group in enumerate(torch.unique(batch.group).tolist())
-    }
-    changed, places = substituted(batch, golden)
+    batch, places = _with_gold(case)
+    changed = batch.select(places)
     advantages = credit(PopulationZScore(case.param("adv_eps")), changed)
     objective = Objective(
         ratio=ratios.sequence_ratio,
@@ -277,7 +289,7 @@ def gcpo(case: Case) -> Outputs:
     )
     outputs = loss_and_grad(objective, changed.replace(advantages=advantages), changed["logp"])
     return {
-        "replaced_index": places,
+        "replaced_index": (places >= len(places)).nonzero().flatten(),
         "rewards_after": changed.rewards,
         "advantages": per_rollout(advantages, changed),
         "loss": outputs["loss"],

@@ -69,7 +69,7 @@ def _token_subset(case: Case) -> Outputs:
     uniform, lengths = case.tensor("uniform"), case.ids("lengths")
     inside = torch.arange(uniform.shape[1]) < lengths[:, None]
     part = RandomTokens(case.param("cutoff"), case.param("keep_probability"))
-    return {"train_mask": part(Batch.of(mask=inside, uniform=uniform)).loss_mask.int()}
+    return {"train_mask": part(Batch.of(mask=inside, draws=uniform)).loss_mask.int()}
 
 
 @maps("lambda-grpo-prm")

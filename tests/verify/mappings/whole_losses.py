@@ -329,23 +329,20 @@ def rover(case: Case) -> Outputs:
     logits, tokens = case.tensor("logits").requires_grad_(), case.ids("tokens")[..., None]
     old = case.tensor("logits_old")
     logp, logp_old = (x.log_softmax(-1).gather(-1, tokens)[..., 0] for x in (logits, old))
-    batch = case.batch(
-        logp_old=logp_old,
-        uniform_value=uniform_value(logits).detach(),
-        uniform_value_old=uniform_value(old),
-    )
+    uniform = uniform_value(logits).detach()
+    batch = case.batch(logp_old=logp_old, uniform_value_old=uniform_value(old))
     alone = ShiftedMeanBaseline(shift=0.0, lone=1.0)
     batch = credited(GroupZScore(lone=1.0) if case.param("std_normalize") else alone, batch)
     objective = Objective(surrogate=part)
-    loss = objective(Evaluation(logp), batch).loss
+    loss = objective(Evaluation(logp, uniform_value=uniform), batch).loss
     return {
-        **loss_and_grad(objective, batch, logp.detach()),
+        **loss_and_grad(objective, batch, logp.detach(), uniform_value=uniform),
         "grad_logits": torch.autograd.grad(loss, logits)[0],
         "advantages": per_rollout(batch["advantages"], batch),
         "logp": logp,
         "logp_old": logp_old,
         "q": part.q(logp, batch),
-        "target": part.target(batch),
+        "target": part.target(uniform, batch),
     }
 
 
