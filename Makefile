@@ -8,7 +8,10 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt
 VECTORS ?= tests/vectors
 
-.PHONY: demo test check slow verify model bench clean help
+# verl pins other versions than the demo's, so the peers have an environment of their own.
+PEERS := .venv-peers
+
+.PHONY: demo test check slow verify peers model bench clean help
 
 help:
 	@echo "make demo    set up, then improve the embedded model by GRPO (minutes on two cores)"
@@ -16,6 +19,7 @@ help:
 	@echo "make check   linter, formatter and strict type-checker"
 	@echo "make slow    the longer evidence (SmolLM2, seeds of the demo)"
 	@echo "make verify VECTORS=FOLDER   recorded values and gradients against the parts"
+	@echo "make peers   losses and advantages against those of TRL and verl, in $(PEERS)"
 	@echo "make model   build the embedded model again"
 
 $(BIN)/python:
@@ -52,8 +56,22 @@ slow: $(VENV)/ready-test
 verify: $(VENV)/ready-test
 	@$(BIN)/python -m tests.verify $(VECTORS)
 
+$(PEERS)/ready: pyproject.toml constraints.txt tests/peers/requirements.txt
+	@echo "set-up: creating $(PEERS) with CPU torch, polyopt, TRL and verl"
+	@$(PYTHON) -m venv $(PEERS)
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		$(if $(TORCH_INDEX),--extra-index-url $(TORCH_INDEX)) torch==2.13.0
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--editable '.[data,dev]' accelerate
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --no-deps \
+		--requirement tests/peers/requirements.txt
+	@touch $@
+
+peers: $(PEERS)/ready
+	@$(PEERS)/bin/python -m pytest -n 0 tests/peers
+
 model: $(VENV)/ready-demo
 	@$(BIN)/python scripts/make_embedded_model.py
 
 clean:
-	rm -rf $(VENV) runs
+	rm -rf $(VENV) $(PEERS) runs

@@ -210,7 +210,7 @@ def test_12_the_engine_keeps_the_stop_token_of_a_model_whose_pad_is_its_eos() ->
 
 
 def test_14_sampled_tokens_are_never_decoded_and_encoded_again() -> None:
-    """The row holds the very ids that were sampled and their log-probabilities; tools are masked."""
+    """The row holds the very ids that were sampled, with log-probabilities; tools are masked."""
     visit = PromptRequest(Prompt("p", "x"), 0, 1)
     row = Rollout(visit, (1,), (2, 3, 9), (-0.7, -0.2, 0.0), (0, 0, -2), "length", "hello tool")
     batch = assemble([row], 8)

@@ -1,4 +1,4 @@
-"""Columns that take a forward pass: computed before the update, and only if some part reads them."""
+"""Columns that take a forward pass: computed before the update, if some part reads them."""
 
 from __future__ import annotations
 

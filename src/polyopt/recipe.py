@@ -158,8 +158,8 @@ class Recipe:
             limit = name_of(self.objective.trust_region[0])
             raise RecipeError(
                 f"{limit!r} (from {self._owner('objective.trust_region[0]')}) changes token "
-                f"losses, but {name_of(surrogate)!r} (from {self._owner('objective.surrogate')}) defines "
-                "its own reduction and has none. Drop one of the two ideas."
+                f"losses, but {name_of(surrogate)!r} (from {self._owner('objective.surrogate')}) "
+                "defines its own reduction and has none. Drop one of the two ideas."
             )
         available = self.provides()
         for path, item in walk(self):

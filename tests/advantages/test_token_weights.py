@@ -123,7 +123,7 @@ def test_information_weights_ignore_places_that_no_completion_reaches() -> None:
 
 def test_early_tokens_always_train_and_later_ones_by_their_draw() -> None:
     uniform = torch.tensor([[0.9, 0.9, 0.3, 0.5, 0.1]])
-    batch = Batch.of(mask=torch.ones(1, 5), uniform=uniform)
+    batch = Batch.of(mask=torch.ones(1, 5), draws=uniform)
     assert RandomTokens(2, 0.4)(batch).loss_mask.tolist() == [[True, True, True, False, True]]
 
 

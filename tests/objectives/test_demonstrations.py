@@ -71,10 +71,12 @@ def test_a_teacher_that_forbids_a_token_pulls_with_a_bounded_force() -> None:
 
 def test_bellman_regression_is_reinforce_on_policy() -> None:
     batch = ragged_batch()
-    batch = batch.replace(uniform_value=batch["uniform_value_old"])
+    uniform = batch["uniform_value_old"]
     logp = batch["logp_old"].clone().requires_grad_()
     objective = Objective(surrogate=UniformPolicyRegression(rho=0.5), aggregation=token_mean)
-    (grad,) = torch.autograd.grad(objective(Evaluation(logp), batch).loss, logp)
+    (grad,) = torch.autograd.grad(
+        objective(Evaluation(logp, uniform_value=uniform), batch).loss, logp
+    )
     torch.testing.assert_close(grad, -batch["advantages"] * batch.mask / batch.mask.sum())
 
 
@@ -83,10 +85,10 @@ def test_the_next_place_of_a_token_is_the_next_trained_one() -> None:
         mask=torch.tensor([[1, 0, 1, 1]]),
         logp_old=torch.zeros(1, 4),
         advantages=torch.zeros(1, 4),
-        uniform_value=torch.tensor([[1.0, 2.0, 3.0, 4.0]]),
         uniform_value_old=torch.zeros(1, 4),
     )
-    assert UniformPolicyRegression().target(batch).tolist() == [[3.0, 0.0, 4.0, 0.0]]
+    uniform = torch.tensor([[1.0, 2.0, 3.0, 4.0]])
+    assert UniformPolicyRegression().target(uniform, batch).tolist() == [[3.0, 0.0, 4.0, 0.0]]
 
 
 def test_the_uniform_value_is_the_mean_log_probability() -> None:

@@ -47,6 +47,7 @@ def sampling(engine: Scripted, **changes: object) -> Sampling:
         Sampling(
             engine=engine,
             encode=lambda prompt, addition: (9,),
+            encode_completion=lambda text: (9, 0),
             decode=lambda tokens: "".join("</think>" if t == THINK else str(t) for t in tokens),
             judge=lambda rollouts: [0.0] * len(rollouts),
             base=base,

@@ -27,7 +27,8 @@ def test_the_demo_gains_thirty_points_within_three_minutes_of_training(
 
 def test_smollm2_learns_a_verifiable_task(tmp_path: Path) -> None:
     """A real 135M instruct model: sums up to 24, judged by the last number of its reply."""
-    result = polyopt.train("smollm2", str(sums_file(tmp_path)), "grpo", run=tmp_path / "run", **SMOLLM2)
+    sums = str(sums_file(tmp_path))
+    result = polyopt.train("smollm2", sums, "grpo", run=tmp_path / "run", **SMOLLM2)
     rewards = [row["reward/mean"] for row in read_rows(result.path / "metrics.jsonl")]
     assert sum(rewards[-5:]) / 5 > sum(rewards[:5]) / 5 + 0.1, rewards
 

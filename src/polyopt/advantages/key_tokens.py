@@ -113,7 +113,8 @@ def information_gain(table: TokenTable) -> Float[Tensor, " K"]:
 def _binary_entropy(part_of: Tensor, whole: Tensor) -> Tensor:
     share = part_of / whole.clamp(min=1)
     rest = 1 - share
-    return -(torch.special.xlogy(share, share) + torch.special.xlogy(rest, rest)) / math.log(2)
+    nats: Tensor = torch.special.xlogy(share, share) + torch.special.xlogy(rest, rest)
+    return -nats / math.log(2)
 
 
 def _log_choose(n: Tensor, k: Tensor) -> Tensor:

@@ -23,7 +23,7 @@ class AdvantagePart(Protocol):
 
 @runtime_checkable
 class Provider(Protocol):
-    """An advantage part that adds columns for later stages, such as the returns of a value method."""
+    """An advantage part that adds columns for later stages, such as a value method's returns."""
 
     def provide(self, batch: Batch) -> Mapping[str, Tensor]:
         """Columns by name, each with one entry per row."""

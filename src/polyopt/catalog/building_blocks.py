@@ -15,6 +15,7 @@ from polyopt.recipe import Recipe
 from polyopt.rewards.shaping import SoftOverlong
 from polyopt.selection.screens import DynamicSampling
 from polyopt.selection.tokens import drop_truncated
+from polyopt.updates.optimizers import Cosine
 
 DAPO = {"title": "DAPO", "paper": "arXiv 2503.14476, section 3"}
 KL = {"title": "Approximating KL divergence", "paper": "J. Schulman 2020"}
@@ -72,6 +73,12 @@ def kl_k3(recipe: Recipe) -> Recipe:
 def entropy_bonus(recipe: Recipe) -> Recipe:
     """Rewards entropy of the policy at every token."""
     return recipe.claim("objective.entropy", EntropyBonus())
+
+
+@idea("cosine", title="SGDR", paper="arXiv 1608.03983, eq. 5, one cycle")
+def cosine(recipe: Recipe) -> Recipe:
+    """The learning rate falls as half a cosine, down to a tenth."""
+    return recipe.claim("updates.schedule", Cosine())
 
 
 @idea("token-mean", **DAPO)

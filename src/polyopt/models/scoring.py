@@ -104,7 +104,8 @@ class Scorer:
         shift = (scores.hidden.to(offset.dtype) * offset).sum(-1)
         if bias is not None:
             shift = shift + bias.mean() - bias[targets]
-        return scores.logp.detach() + (shift / distribution.temperature).to(scores.logp.dtype)
+        tempered: Tensor = shift / distribution.temperature
+        return scores.logp.detach() + tempered.to(scores.logp.dtype)
 
     def packs(self, longest: int) -> bool:
         """Whether rows of up to `longest` tokens are encoded packed, shared prompts once."""

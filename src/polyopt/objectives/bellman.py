@@ -19,7 +19,10 @@ def uniform_value(logits: Float[Tensor, "*B V"]) -> Float[Tensor, "*B"]:
     return logits.log_softmax(-1).mean(-1)
 
 
-@part("objective.surrogate", needs={"advantages", "logp_old", "evaluation:uniform_value", "uniform_value_old"})
+@part(
+    "objective.surrogate",
+    needs={"advantages", "logp_old", "evaluation:uniform_value", "uniform_value_old"},
+)
 @dataclass(frozen=True)
 class UniformPolicyRegression:
     """L_t = (Q_t - A_t - bootstrap * rho (U_next - U_old_next))^2, Q = rho log(pi / pi_old).

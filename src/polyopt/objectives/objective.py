@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from jaxtyping import Bool
@@ -30,9 +30,9 @@ from polyopt.parts import info_of, walk
 class Objective:
     """The objective field of a recipe.
 
-    `loss = sum(coefficients * weights * (surrogate + penalties))`, where the surrogate has passed
-    through the trust regions. Coefficients are constants of the whole optimizer batch, so cutting
-    the batch into micro-batches or ranks changes nothing.
+    `loss = sum(coefficients * (weights * surrogate + penalty_weights * penalties))`, where the
+    surrogate has passed through the trust regions. Coefficients are constants of the whole
+    optimizer batch, so cutting the batch into micro-batches or ranks changes nothing.
 
     Attributes:
         ratio: Level of the importance ratio.
@@ -45,7 +45,7 @@ class Objective:
     """
 
     ratio: Ratio = token_ratio
-    surrogate: Surrogate = PolicyGradient()
+    surrogate: Surrogate = field(default_factory=PolicyGradient)
     trust_region: tuple[TrustRegion, ...] = ()
     kl: Penalty | None = None
     entropy: Penalty | None = None
@@ -93,7 +93,8 @@ class Objective:
         metrics = dict(token_loss.metrics)
         for penalty in self.penalties:
             added = penalty(evaluation, batch)
-            total = total + penalty.coefficient * added.loss
+            scale = batch.columns.get("penalty_weights", 1.0)
+            total = total + penalty.coefficient * scale * added.loss
             metrics |= added.metrics
         loss = whole + (batch["coefficients"] * total.masked_fill(~mask, 0.0)).sum()
         return Loss(loss, {name: value.detach() for name, value in metrics.items()})

@@ -15,10 +15,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from polyopt.errors import DataError, did_you_mean
+from polyopt.python_files import load_object, split_python_spec
 from polyopt.rewards.functions import user_reward
 from polyopt.rewards.mathematics import math_match, require_math_verify
 from polyopt.rewards.protocol import RewardFunction, RewardTerm
-from polyopt.python_files import load_object, split_python_spec
 from polyopt.rewards.verifiers import (
     AgainstAnswer,
     IsJsonObject,

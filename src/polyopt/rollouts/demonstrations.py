@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from polyopt.batch import FORCED
+from polyopt.engines.protocol import Finish
 from polyopt.parts import part
 from polyopt.prompts.protocol import PromptRequest
 from polyopt.rollouts.protocol import Rollout, Sampling
@@ -28,7 +29,7 @@ class ShowSolution:
     def _row(self, sampling: Sampling, request: PromptRequest) -> Rollout:
         text = str(request.prompt.metadata["solution"])
         tokens = sampling.encode_completion(text)
-        finish = "stop" if len(tokens) <= sampling.base.max_tokens else "length"
+        finish: Finish = "stop" if len(tokens) <= sampling.base.max_tokens else "length"
         tokens = tokens[: sampling.base.max_tokens]
         return Rollout(
             request=request,

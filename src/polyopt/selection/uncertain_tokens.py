@@ -34,7 +34,8 @@ class ProbabilityMask:
 class RandomTokens:
     """The first `cutoff` sampled tokens of a rollout train, and of the later ones a random share.
 
-    A token is kept if its draw (`polyopt.draws.uniforms`) is below `share`. S-GRPO, arXiv 2504.20834; its cutoff and share aren't stated in the sources at hand.
+    A token is kept if its draw (`polyopt.draws.uniforms`) is below `share`. S-GRPO, arXiv
+    2504.20834; its cutoff and share aren't stated in the sources at hand.
 
     Attributes:
         cutoff: Tokens at the start that always train.
