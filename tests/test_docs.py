@@ -99,3 +99,31 @@ def test_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runpy.run_path(str(examples / "own_reward.py"))
     expression = f"grpo+{examples / 'own_idea.py'}:curious"
     assert main(["show", expression, "--set", "curious.weight=0.3"]) == 0
+
+
+def table_rows(page: str) -> list[list[str]]:
+    lines = (ROOT / "docs" / page).read_text(encoding="utf-8").splitlines()
+    rows = [re.split(r"(?<!\\)\|", line)[1:-1] for line in lines if line.startswith("|")]
+    return [[cell.strip() for cell in row] for row in rows[2:]]
+
+
+def test_the_ways_to_the_other_form_exist() -> None:
+    """Every `--set` and every expression in the last column of paper-vs-code.md builds."""
+    from polyopt.errors import RecipeError
+    from polyopt.ideas import build, load_catalog
+
+    failures = []
+    for method, *_, other in table_rows("paper-vs-code.md"):
+        found = re.findall(r"--set ([\w.\-]+)=([\w.\-+]+)(?=[`\s])", other)
+        settings = {path: value for path, value in found if value.strip(".")}
+        words = [method.split(" ")[0], *re.findall(r"[\w+\-]+", other), "grpo"]
+        reasons = []
+        for base in [word for word in words if word in load_catalog()]:
+            try:
+                build(base, settings)
+                break
+            except RecipeError as error:
+                reasons.append(f"{method}: {error}")
+        else:
+            failures += reasons
+    assert not failures, "\n".join(failures)
