@@ -1,6 +1,6 @@
 """A task and a reward of your own, from Python: the embedded model learns to be brief.
 
-    python examples/own_reward.py
+python examples/own_reward.py
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Our maths inside your own training loop: an objective needs log-probabilities, nothing else.
 
-    python examples/own_trainer.py
+python examples/own_trainer.py
 """
 
 from __future__ import annotations

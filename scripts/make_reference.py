@@ -9,6 +9,7 @@ import argparse
 import importlib
 import inspect
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -53,8 +54,22 @@ def catalog_page() -> str:
         stages = ", ".join(stage_title(stage) for stage in idea.stages)
         link = f"[{name}](#{_anchor(name)})"
         lines.append(f"| {link} | {_escaped(idea.summary)} | {stages} | {_escaped(idea.paper)} |\n")
+    lines.append(_conflicts(catalog))
     for _, idea in sorted(catalog.items()):
         lines.append(_idea_section(idea))
+    return "".join(lines)
+
+
+def _conflicts(catalog: Mapping[str, Idea]) -> str:
+    """Who claims which slot: two ideas in one line conflict unless they claim the same part."""
+    claims: dict[str, list[str]] = {}
+    for name, idea in sorted(catalog.items()):
+        for slot, origin in idea(Recipe()).origins.items():
+            if origin.claimed and not slot.endswith("]"):
+                claims.setdefault(slot, []).append(f"[{name}](#{_anchor(name)})")
+    lines = ["\n## Conflicts\n\nTwo ideas in one row don't build together, unless they claim the "]
+    lines.append("very same part with the same numbers.\n\n| slot | claimed by |\n|---|---|\n")
+    lines += [f"| `{slot}` | {', '.join(names)} |\n" for slot, names in sorted(claims.items())]
     return "".join(lines)
 
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from polyopt.batch import Batch, Prompt
-from polyopt.engines.protocol import Engine
-from polyopt.errors import DataError
+from polyopt.engines.protocol import Distribution, Engine
+from polyopt.errors import DataError, UserError
 from polyopt.ideas import build
 from polyopt.rewards.protocol import RewardTerm
 from polyopt.tasks.task import Task
@@ -190,3 +190,40 @@ def test_batches_differing_in_columns_are_not_glued_together() -> None:
     one = Batch.of(mask=torch.ones(1, 2), logp=torch.zeros(1, 2))
     with pytest.raises(ValueError, match="differ in columns: logp"):
         concat([one, one.replace(logp=None)])
+
+
+def test_salsas_reference_is_the_average_of_two_models() -> None:
+    recipe = build("salsa", TINY_NUMBERS)
+    with pytest.raises(UserError, match="--second MODEL"):
+        Trainer(tiny_policy(), tiny_task(), recipe, steps=1)
+    policy, second = tiny_policy(0), tiny_policy(1)
+    trainer = Trainer(policy, tiny_task(), recipe, steps=1, second=second)
+    soup = tiny_policy(0)
+    mixed = {
+        name: (weight + second.model.state_dict()[name]) / 2
+        for name, weight in policy.model.state_dict().items()
+    }
+    soup.model.load_state_dict(mixed)
+    batch = trainer.collector.collect(0).kept
+    assert batch is not None
+    found = policy.reference_log_probs(batch, Distribution())
+    torch.testing.assert_close(found, soup.evaluate_all(batch, Distribution()).logp)
+
+
+def test_a_column_that_only_an_environment_has_is_named_with_its_meaning() -> None:
+    with pytest.raises(UserError, match=r"'state' .id of.*rollouts.annotations"):
+        trainer_of("grpo+gigpo")
+
+
+def test_the_uniform_value_is_the_mean_over_the_whole_vocabulary() -> None:
+    trainer = trainer_of("rover", **{"rollouts.temperature": 0.7})
+    batch = trainer.collector.collect(0).kept
+    assert batch is not None
+    distribution = trainer.recipe.rollouts.distribution
+    found = trainer.policy.evaluate(batch, distribution, {"uniform_value"}).uniform_value
+    assert found is not None
+    ids = torch.cat([batch["prompt_tokens"], batch["tokens"]], dim=1)
+    whole = (trainer.policy.model(ids).logits / 0.7).log_softmax(-1).mean(-1)
+    start = batch["prompt_tokens"].shape[1] - 1
+    expected = whole[:, start : start + batch.width]
+    torch.testing.assert_close(found[batch.mask], expected[batch.mask], atol=1e-5, rtol=1e-5)

@@ -87,6 +87,7 @@ def _train_parser(commands: Any) -> None:
     train.add_argument("--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank")
     train.add_argument("--adapter", type=Path, help="LoRA adapter to go on training")
     train.add_argument("--teacher", help="frozen model to learn from, for ideas that need one")
+    train.add_argument("--second", help="second model that the reference is made of (salsa)")
     train.add_argument(
         "--gradient-checkpointing", action="store_true", help="less memory, more computation"
     )
@@ -251,6 +252,7 @@ def _train_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "log_rollouts_every",
         "run",
         "teacher",
+        "second",
     )
     return {
         "model": options.model,

@@ -52,6 +52,8 @@ class Trainer:
         seed: Every random draw of the run derives from it.
         engine: Samples completions; by default in this process, from the policy's own module.
         teacher: A frozen policy with the same vocabulary, for ideas that need `logp_teacher`.
+        second: A second model of the policy's architecture, for ideas that make the reference of
+            both.
 
     Raises:
         RecipeError: The recipe can't be built.
@@ -68,6 +70,7 @@ class Trainer:
         seed: int = 0,
         engine: Engine | None = None,
         teacher: Policy | None = None,
+        second: Policy | None = None,
     ) -> None:
         self.policy, self.task, self.seed, self.teacher = policy, task, seed, teacher
         self.recipe = copy.deepcopy(recipe.check())
@@ -83,7 +86,7 @@ class Trainer:
         self.needs = self._needs_before_update()
         self.columns = ComputedColumns(policy, teacher, rollouts.distribution, updates.micro_tokens)
         if "logp_ref" in self.recipe.needs():
-            policy.prepare_reference()
+            policy.prepare_reference(self._reference_weights(second))
         if self.recipe.needs() & {"values", "evaluation:values"}:
             policy.value_head = policy.value_head or fresh_value_head(policy)
         self.engine = engine or LocalEngine(policy.model, policy.decode)
@@ -173,6 +176,18 @@ class Trainer:
     def _speed(self, metrics: Mapping[str, float]) -> dict[str, float]:
         lap = self.clock.lap()
         return lap | {"tokens_per_second": metrics["tokens/sampled"] / lap["seconds/step"]}
+
+    def _reference_weights(self, second: Policy | None) -> dict[str, torch.Tensor] | None:
+        """Weights of the reference, where it isn't the policy as it is now."""
+        make = self.recipe.updates.reference
+        if make is None:
+            return None
+        if second is None:
+            raise UserError(
+                f"{self.recipe.name!r} makes the reference of two models: give the second, of the "
+                "same architecture, with --second MODEL (train(..., second=...) in Python)."
+            )
+        return make(self.policy.model.state_dict(), second.model.state_dict())
 
     def _reference_engine(self) -> Engine | None:
         """An engine on a frozen copy of the present weights, if a measurement samples from it."""

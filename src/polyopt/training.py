@@ -105,6 +105,7 @@ def train(
     task_options: Mapping[str, Any] | None = None,
     engine: Engine | None = None,
     teacher: str | Policy | None = None,
+    second: str | Policy | None = None,
     **settings: Any,
 ) -> RunResult:
     """Improve a language model on a task with a sum of ideas.
@@ -123,6 +124,7 @@ def train(
         task_options: Keyword arguments for `load_task` (`rewards`, `heldout`, ...).
         engine: Samples completions; by default in this process.
         teacher: A frozen model with the same vocabulary, for ideas that learn from one.
+        second: A second model of the same architecture, for ideas that make the reference of both.
         settings: Fields of `RunSettings`.
 
     Raises:
@@ -142,6 +144,7 @@ def train(
             seed=chosen.seed,
             engine=engine,
             teacher=load_policy(teacher) if isinstance(teacher, str) else teacher,
+            second=load_policy(second) if isinstance(second, str) else second,
         )
         description = {
             "polyopt": __version__,
@@ -160,6 +163,7 @@ def train(
                     "model_options": dict(model_options or {}),
                     "task_options": dict(task_options or {}),
                     "teacher": teacher,
+                    "second": second,
                     **dataclasses.asdict(chosen),
                 }
             ),

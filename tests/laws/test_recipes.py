@@ -89,7 +89,8 @@ def learn(idea: str, seed: int) -> float:
         recipe = recipe.append("rollouts.annotations", ENVIRONMENT)
     policy = tiny_policy(seed)
     teacher = tiny_policy(seed + 100)
-    trainer = Trainer(policy, tiny_task(), recipe, steps=STEPS, seed=seed, teacher=teacher)
+    models = {"teacher": teacher, "second": teacher}
+    trainer = Trainer(policy, tiny_task(), recipe, steps=STEPS, seed=seed, **models)
     course = [trainer.step().metrics["accuracy"] for _ in range(STEPS)]
     return sum(course[-5:]) / 5 - sum(course[:3]) / 3
 
@@ -127,7 +128,8 @@ def test_random_triples_train_with_finite_numbers() -> None:
         if recipe.given():
             recipe = recipe.append("rollouts.annotations", ENVIRONMENT)
         teacher = tiny_policy(7)
-        trainer = Trainer(tiny_policy(), tiny_task(), recipe, steps=2, teacher=teacher)
+        models = {"teacher": teacher, "second": teacher}
+        trainer = Trainer(tiny_policy(), tiny_task(), recipe, steps=2, **models)
         for _ in range(2):
             metrics = trainer.step().metrics
             assert all(math.isfinite(v) for k, v in metrics.items()), (expression, metrics)

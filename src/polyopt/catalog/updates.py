@@ -12,6 +12,8 @@ from polyopt.objectives.regularized import DecoupledClip
 from polyopt.objectives.surrogates import ClippedSurrogate, ImportanceWeighted
 from polyopt.objectives.trust_regions import StepDivergence
 from polyopt.recipe import Recipe
+from polyopt.rewards.shaping import KLInReward
+from polyopt.updates.averaging import SoupReference
 from polyopt.updates.fix_up import FixUp, MeanFixUp
 from polyopt.updates.natural_gradient import TrustRegionUpdate
 from polyopt.updates.proximal import (
@@ -125,3 +127,20 @@ def ar_lopti(recipe: Recipe) -> Recipe:
     """Both: less credit for unlikely tokens, and an update of their own."""
     both = recipe.append("advantages.shaping", ProbabilityReweight(0.3))
     return _as_published(both.claim("updates.rule", LowProbabilityFirst()))
+
+
+@idea(
+    title="SALSA: Soup-based Alignment Learning for Stronger Adaptation in RLHF",
+    paper="arXiv 2411.01798",
+    certainty="abstract only; equal shares stand for 'averaging'",
+)
+def salsa(recipe: Recipe) -> Recipe:
+    """The reference is the average of two independently fine-tuned models; KL in the reward."""
+    return (
+        recipe.claim("updates.reference", SoupReference())
+        .append("rewards.shaping", KLInReward(0.05))
+        .suggest("advantages.estimator", GroupZScore())
+        .suggest("objective.surrogate", ClippedSurrogate(0.2, 0.2))
+        .suggest("objective.aggregation", token_mean)
+        .suggest("objective.kl", None)
+    )

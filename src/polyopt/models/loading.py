@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import importlib.util
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
@@ -15,6 +13,7 @@ import torch
 from polyopt.errors import UserError, did_you_mean
 from polyopt.models.gguf import converted, find_smollm2, read_gguf
 from polyopt.models.policy import VALUE_HEAD_FILE, Policy, Precision, ValueHead
+from polyopt.models.quiet import no_progress_bars
 from polyopt.seeding import derive_seed
 
 if TYPE_CHECKING:
@@ -168,24 +167,12 @@ def _from_pretrained(kind: str, folder: Path | None, name: str, **options: Any) 
     if folder is not None:
         options["local_files_only"] = True
     try:
-        with _no_progress_bars():
+        with no_progress_bars():
             return getattr(transformers, kind).from_pretrained(str(folder or name), **options)
     except (OSError, ValueError, KeyError, ImportError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else repr(error)
         what = "tokenizer" if kind == "AutoTokenizer" else "model"
         raise UserError(f"{what} {name!r} can't be loaded: {reason} {_remedy(folder)}") from error
-
-
-@contextlib.contextmanager
-def _no_progress_bars() -> Iterator[None]:
-    logging: Any = importlib.import_module("transformers.utils.logging")
-    shown = logging.is_progress_bar_enabled()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        if shown:
-            logging.enable_progress_bar()
 
 
 def _remedy(folder: Path | None) -> str:

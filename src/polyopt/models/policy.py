@@ -18,6 +18,7 @@ from polyopt.errors import UserError
 from polyopt.models.log_probs import check_trainable
 from polyopt.models.packing import micro_batches, rows_of, shared_micro_batches
 from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
+from polyopt.models.quiet import no_progress_bars
 from polyopt.models.reference import Reference, prepare_reference
 from polyopt.models.scoring import Scorer
 from polyopt.models.shared_prefix import checkpoint_contexts
@@ -235,12 +236,12 @@ class Policy:
                 return shared_micro_batches(batch, micro_tokens)
         return micro_batches(batch, micro_tokens)
 
-    def prepare_reference(self) -> None:
-        """Make the present weights the reference policy; a second call moves it.
+    def prepare_reference(self, weights: Mapping[str, Tensor] | None = None) -> None:
+        """Make the present weights, or given ones, the reference policy; a second call moves it.
 
         To be called before training starts, and before a checkpoint is loaded on resuming.
         """
-        self._reference = prepare_reference(self._scorer)
+        self._reference = prepare_reference(self._scorer, weights)
 
     @torch.no_grad()
     def reference_log_probs(
@@ -316,12 +317,13 @@ class Policy:
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         lora = hasattr(self.model, "peft_config")
-        if lora:
-            self.model.save_pretrained(str(folder / "adapter"))
-        if merged or not lora:
-            whole = _merged(self.model) if lora else self.model
-            whole.save_pretrained(str(folder))
-            self.tokenizer.save_pretrained(str(folder))
+        with no_progress_bars():
+            if lora:
+                self.model.save_pretrained(str(folder / "adapter"))
+            if merged or not lora:
+                whole = _merged(self.model) if lora else self.model
+                whole.save_pretrained(str(folder))
+                self.tokenizer.save_pretrained(str(folder))
         if self.value_head is not None:
             weights = {k: v.cpu().contiguous() for k, v in self.value_head.state_dict().items()}
             save_file(weights, str(folder / VALUE_HEAD_FILE))

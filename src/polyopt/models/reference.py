@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -23,13 +23,17 @@ class Reference(Protocol):
         """
 
 
-def prepare_reference(scorer: Scorer) -> Reference:
-    """The reference that equals the policy's present weights.
+def prepare_reference(scorer: Scorer, weights: Mapping[str, Tensor] | None = None) -> Reference:
+    """The reference that equals the policy's present weights, or has given ones.
 
     Full fine-tuning copies the model. With LoRA nothing is copied while the adapter does nothing
     yet (disabling it gives the same policy); an adapter that was already trained is copied, since
     without it the reference would be another policy than the one that training starts from.
     """
+    if weights is not None:
+        reference = FrozenCopy(scorer)
+        reference.scorer.model.load_state_dict(weights)
+        return reference
     if not hasattr(scorer.model, "peft_config"):
         return FrozenCopy(scorer)
     return AdapterDisabled(scorer) if adapter_is_fresh(scorer.model) else AdapterCopy(scorer)

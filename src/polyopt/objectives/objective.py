@@ -124,7 +124,5 @@ def _sanitised(
         logp=clean(evaluation.logp),
         entropy=None if evaluation.entropy is None else clean(evaluation.entropy),
         values=None if evaluation.values is None else clean(evaluation.values),
-        uniform_value=None
-        if evaluation.uniform_value is None
-        else clean(evaluation.uniform_value),
+        uniform_value=None if evaluation.uniform_value is None else clean(evaluation.uniform_value),
     ), batch.replace(**cleaned)

@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from polyopt.parts import part
+
 
 @dataclass
 class MovingAverage:
@@ -48,6 +50,27 @@ class MovingAverage:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore what `state_dict` gave."""
         self.total, self.average = state["total"], list(state["average"])
+
+
+@part("updates.reference")
+@dataclass(frozen=True)
+class SoupReference:
+    """The reference is share * policy + (1 - share) * second model, weight by weight, frozen.
+
+    The second model is fine-tuned from the same pretrained model, independently; it is given with
+    the run (`--second MODEL`). SALSA, arXiv 2411.01798.
+
+    Attributes:
+        share: Share of the policy that training starts from.
+    """
+
+    share: float = 0.5
+
+    def __call__(
+        self, policy: Mapping[str, Tensor], second: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]:
+        """Weights of the reference."""
+        return soup(policy, second, self.share)
 
 
 def soup(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Protocol
 
 import numpy as np
@@ -37,6 +37,14 @@ class GradientSource(Protocol):
 
     def log_probs(self, batch: Batch) -> Float[Tensor, "N T"]:
         """Log-probabilities of the batch's tokens under the present weights, no gradient."""
+
+
+class ReferenceWeights(Protocol):
+    """Makes the frozen reference of the policy's first weights and those of a second model."""
+
+    def __call__(
+        self, policy: Mapping[str, Tensor], second: Mapping[str, Tensor]
+    ) -> dict[str, Tensor]: ...
 
 
 class UpdateRule(Protocol):
