@@ -13,7 +13,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from polyopt.cli import build_parser
+from polyopt.command_line import build_parser
 from polyopt.ideas import Idea, load_catalog
 from polyopt.parts import STAGES, PartInfo, info_of, load_all_parts, name_of
 from polyopt.paths import leaves, read

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +29,38 @@ from polyopt.recipe import Recipe
 VOCABULARY, LENGTH, STOP = 3, 3, 0
 PROMPTS = 3
 PAGE = Path(__file__).parent.parent / "docs" / "estimators.md"
+
+
+Worth = Callable[[Tensor], Tensor]
+"""What a policy is worth, from the success rate of each prompt [PROMPTS]."""
+
+
+def expected_reward(rates: Tensor) -> Tensor:
+    """Mean success rate."""
+    return rates.mean()
+
+
+def pass_at_4(rates: Tensor) -> Tensor:
+    """Chance that one of four completions is right, mean over prompts."""
+    return (1 - (1 - rates) ** 4).mean()
+
+
+def even_steps(rates: Tensor) -> Tensor:
+    """mean of 2 asin(sqrt(p)): its gradient is that of p over the deviation sqrt(p (1 - p))."""
+    return 2 * torch.asin(rates.sqrt()).mean()
+
+
+ASIN = "mean 2 asin(sqrt(p)), the limit of many rollouts"
+OWN_OBJECTIVES: dict[str, tuple[str, Worth]] = {
+    "grpo": (ASIN, even_steps),
+    "grpo+sequence-sum": (ASIN, even_steps),
+    "grpo+token-mean": (ASIN, even_steps),
+    "max-at-k": ("pass@4", pass_at_4),
+    "max-at-k+sequence-sum": ("pass@4", pass_at_4),
+    "max-at-k-marginal": ("pass@4", pass_at_4),
+    "max-at-k-marginal+sequence-sum": ("pass@4", pass_at_4),
+}
+"""Ideas whose stated (or known) objective isn't the expected reward."""
 
 
 @dataclass(frozen=True)
@@ -64,11 +97,11 @@ class World:
         """Probability of each completion [PROMPTS, C]."""
         return self.log_probs(self.logits).sum(-1).exp()
 
-    def expected_reward_gradient(self) -> Tensor:
-        """Exact gradient of the mean over prompts of the expected reward, as the logits."""
+    def exact_gradient(self, objective: Worth) -> Tensor:
+        """Exact gradient of an objective of the prompts' success rates, as the logits."""
         logits = self.logits.clone().requires_grad_()
         chance = self.log_probs(logits).sum(-1).exp()
-        (grad,) = torch.autograd.grad((chance * self.rewards).sum(1).mean(), logits)
+        (grad,) = torch.autograd.grad(objective((chance * self.rewards).sum(1)), logits)
         return grad
 
     def values(self) -> Tensor:
@@ -136,6 +169,7 @@ def sample(world: World, rollouts: int, draw: torch.Generator) -> tuple[Batch, T
         greedy_reward=world.rewards[torch.arange(PROMPTS), greedy][prompt],
         accuracy=world.rewards[prompt, picks],
         reference_reward=world.rewards[prompt, others],
+        uniform_value_old=steps.mean(-1)[prompt[:, None], world.states[picks]] * inside,
     )
     return batch, picks
 
@@ -156,7 +190,8 @@ def gradient(world: World, recipe: Recipe, batch: Batch, picks: Tensor) -> Tenso
     kept = torch.searchsorted(rows, batch.rollout)
     logits = world.logits.clone().requires_grad_()
     logp = world.log_probs(logits)[batch.group, picks[kept]]
-    fields = {"entropy": batch["entropy"], "values": batch["values"]}
+    names = {"entropy": "entropy", "values": "values", "uniform_value": "uniform_value_old"}
+    fields = {field: batch[column] for field, column in names.items()}
     loss = recipe.objective(Evaluation(logp, **fields), batch).loss
     (grad,) = torch.autograd.grad(loss, logits)
     return -grad
@@ -181,10 +216,16 @@ class Measured:
     variance: float
 
 
-def measure(world: World, recipe: Recipe, rollouts: int, batches: int) -> Measured:
-    """Estimate gradients on many batches and compare with the exact one."""
+def measure(
+    world: World,
+    recipe: Recipe,
+    rollouts: int,
+    batches: int,
+    objective: Worth = expected_reward,
+) -> Measured:
+    """Estimate gradients on many batches and compare with the exact one of an objective."""
     draw = torch.Generator().manual_seed(1)
-    exact = world.expected_reward_gradient().flatten()
+    exact = world.exact_gradient(objective).flatten()
     found = torch.stack(
         [gradient(world, recipe, *sample(world, rollouts, draw)).flatten() for _ in range(batches)]
     )
@@ -263,6 +304,22 @@ and so is every method that divides by a group's deviation: it weighs prompts by
 """
 
 
+OWN = """
+## Against their own objectives
+
+The same estimates, compared with the exact gradient of what the method is about. Where the
+published aggregation divides by each completion's length, that alone turns the gradient; the rows
+with `+sequence-sum` leave the division out.
+
+| idea | objective | scale | cosine | bias | variance |
+|---|---|---|---|---|---|
+"""
+
+
+def _cells(m: Measured) -> str:
+    return f"{m.scale:.3g} | {m.cosine:.3f} | {m.bias:.3f} ± {m.noise:.3f} | {m.variance:.1f}"
+
+
 def main() -> None:
     """Measure and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -285,12 +342,14 @@ def main() -> None:
             column = str(error).split("'")[1]
             row = f"| {name} | not measured: needs `{column}` from its own sampler | | | |\n"
         else:
-            row = (
-                f"| {name} | {m.scale:.3g} | {m.cosine:.3f} | {m.bias:.3f} ± {m.noise:.3f} "
-                f"| {m.variance:.1f} |\n"
-            )
+            row = f"| {name} | {_cells(m)} |\n"
         lines.append(row)
         print(row.strip(), f"{time.perf_counter() - start:.1f}s", flush=True)
+    lines.append(OWN)
+    for name, (words, objective) in OWN_OBJECTIVES.items():
+        m = measure(world, bare(name), options.rollouts, options.batches, objective)
+        lines.append(f"| {name} | {words} | {_cells(m)} |\n")
+        print(lines[-1].strip(), flush=True)
     if not options.ideas:
         PAGE.write_text("".join(lines), encoding="utf-8")
 

@@ -13,8 +13,9 @@ from torch import Tensor
 from polyopt.advantages.baselines import GroupZScore
 from polyopt.advantages.stage import Advantages
 from polyopt.batch import FORCED, Batch, Prompt
+from polyopt.distribution import Distribution, apply_distribution
 from polyopt.engines.local import LocalEngine
-from polyopt.engines.protocol import Distribution, SampleRequest, apply_distribution
+from polyopt.engines.protocol import SampleRequest
 from polyopt.objectives.aggregation import (
     ConstantLength,
     sequence_mean_token_mean,

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from polyopt.cli import build_parser, main
+from polyopt.cli import main
+from polyopt.command_line import build_parser
 from polyopt.ideas import load_catalog
 
 MODEL = "no-such-model-must-be-loaded"

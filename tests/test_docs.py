@@ -52,7 +52,7 @@ def test_show_lines_of_the_readme_run(tmp_path: Path, monkeypatch: pytest.Monkey
 
 
 def test_train_lines_name_only_options_ideas_and_rewards_that_exist(tmp_path: Path) -> None:
-    from polyopt.cli import build_parser
+    from polyopt.command_line import build_parser
     from polyopt.ideas import find_idea, names_in
 
     for page in PAGES:

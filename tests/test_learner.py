@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from polyopt.batch import Batch
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.ideas import build
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.penalties import EntropyBonus

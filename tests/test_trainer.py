@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from polyopt.batch import Batch, Prompt
-from polyopt.engines.protocol import Distribution, Engine
+from polyopt.distribution import Distribution
+from polyopt.engines.protocol import Engine
 from polyopt.errors import DataError, UserError
 from polyopt.ideas import build
 from polyopt.rewards.protocol import RewardTerm

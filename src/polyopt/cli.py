@@ -7,173 +7,10 @@ import json
 import sys
 import traceback
 from collections.abc import Callable, Sequence
-from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from polyopt import __version__
-from polyopt.errors import UserError, did_you_mean
-
-EXAMPLES = """examples:
-  polyopt train grpo --model embedded --task reasoning_gym:chain_sum
-  polyopt train dapo+ktae+greso --model smollm2 --task problems.jsonl --reward math --lora 16
-  polyopt show dapo+ktae --set objective.clip_high=0.3
-  polyopt eval --model runs/my-run/model --task reasoning_gym:chain_sum --samples 8
-"""
-
-
-class _Parser(argparse.ArgumentParser):
-    """argparse with nearest names for a mistyped option or command."""
-
-    def error(self, message: str) -> NoReturn:
-        if message.startswith("unrecognized arguments: "):
-            word = message.removeprefix("unrecognized arguments: ").split()[0]
-            message += f"; {did_you_mean(word, self._options())}"
-        self.print_usage(sys.stderr)
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-    def _options(self) -> set[str]:
-        """Every option of this parser and of its commands."""
-        found = set(self._option_string_actions)
-        for action in self._actions:
-            if isinstance(action, argparse._SubParsersAction):
-                for command in action.choices.values():
-                    found |= set(command._option_string_actions)
-        return found
-
-
-def build_parser() -> argparse.ArgumentParser:
-    """The whole command line; the reference in `docs/cli.md` is generated from it."""
-    parser = _Parser(
-        prog="polyopt",
-        description="Improve a language model with published ideas that snap together.",
-        epilog=EXAMPLES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
-    )
-    parser.add_argument("--version", action="version", version=f"polyopt {__version__}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    _train_parser(commands)
-    _eval_parser(commands)
-    recipes = commands.add_parser("recipes", help="list the ideas of the catalog")
-    recipes.add_argument("filter", nargs="?", help="only ideas whose name or summary has this word")
-    show = commands.add_parser("show", help="print what an expression resolves to")
-    show.add_argument("expression", help="ideas joined by +, such as dapo+ktae")
-    _add_set(show)
-    show.add_argument("--json", action="store_true", help="print JSON")
-    demo = commands.add_parser("demo", help="improve the embedded model, before and after")
-    demo.add_argument("--seed", type=int, default=0, help="seed of the run (default 0)")
-    demo.add_argument("--run", type=Path, help="run folder (default: a new one under runs/)")
-    report = commands.add_parser("report", help="write a run's report.html anew")
-    report.add_argument("run", type=Path, help="run folder")
-    for command in commands.choices.values():
-        command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
-    return parser
-
-
-def _train_parser(commands: Any) -> None:
-    train = commands.add_parser("train", help="train a model on a task")
-    train.add_argument("expression", nargs="?", help="ideas joined by +, such as dapo+ktae")
-    train.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this folder")
-    train.add_argument("--run", type=Path, help="run folder (default: a new one under runs/)")
-    train.add_argument("--steps", type=int, help="training steps (default 100)")
-    train.add_argument("--prompts", type=int, metavar="N", help="prompts per step")
-    train.add_argument("--rollouts", type=int, metavar="N", help="rollouts per prompt")
-    train.add_argument("--max-tokens", type=int, metavar="N", help="completion limit in tokens")
-    train.add_argument("--temperature", type=float, help="sampling temperature (above 0)")
-    train.add_argument("--lr", type=float, help="learning rate")
-    train.add_argument("--micro-tokens", type=int, help="tokens through the model at once")
-    _add_set(train)
-    train.add_argument("--seed", type=int, help="seed of every random draw of the run (default 0)")
-    _add_model(train)
-    train.add_argument("--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank")
-    train.add_argument("--adapter", type=Path, help="LoRA adapter to go on training")
-    train.add_argument("--teacher", help="frozen model to learn from, for ideas that need one")
-    train.add_argument("--second", help="second model that the reference is made of (salsa)")
-    train.add_argument(
-        "--gradient-checkpointing", action="store_true", help="less memory, more computation"
-    )
-    _add_task(train)
-    train.add_argument("--eval-every", type=int, metavar="N", help="steps between evaluations")
-    train.add_argument("--eval-samples", type=int, metavar="K", help="completions per problem")
-    train.add_argument(
-        "--eval-limit", type=int, metavar="N", help="most held-out problems; 0: none"
-    )
-    train.add_argument(
-        "--checkpoint-every", type=int, metavar="N", help="steps between checkpoints"
-    )
-    train.add_argument("--keep", type=int, metavar="N", help="checkpoints to keep (default 2)")
-    train.add_argument("--log-rollouts-every", type=int, metavar="N", help="steps between logs")
-    train.add_argument("--quiet", action="store_true", help="print only warnings and the result")
-
-
-def _eval_parser(commands: Any) -> None:
-    evaluate = commands.add_parser("eval", help="evaluate a model on a task's held-out problems")
-    _add_model(evaluate)
-    _add_task(evaluate)
-    evaluate.add_argument("--samples", type=int, default=1, help="completions per problem")
-    evaluate.add_argument("--temperature", type=float, default=1.0, help="0 is greedy decoding")
-    evaluate.add_argument(
-        "--top-p", type=float, default=1.0, help="nucleus sampling (default: off)"
-    )
-    evaluate.add_argument(
-        "--top-k", type=int, default=0, help="k most likely tokens (default: all)"
-    )
-    evaluate.add_argument("--max-tokens", type=int, default=256, help="completion limit in tokens")
-    evaluate.add_argument("--limit", type=int, help="most held-out problems")
-    evaluate.add_argument("--seed", type=int, default=0, help="seed of the samples (default 0)")
-    evaluate.add_argument("--json", action="store_true", help="print JSON")
-    evaluate.add_argument("--save", type=Path, metavar="FILE", help="write completions as JSONL")
-
-
-def _add_set(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--set",
-        action="append",
-        default=[],
-        metavar="PATH=VALUE",
-        dest="assignments",
-        help="set any value of the recipe, such as objective.clip_high=0.3 (repeatable)",
-    )
-
-
-def _add_model(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--model",
-        help="Hugging Face folder or hub name, a .gguf file, smollm2, or embedded",
-    )
-    parser.add_argument("--device", help="auto, cpu, cuda, cuda:1, ... (default auto)")
-    parser.add_argument("--dtype", help="float32 or bfloat16 (default float32)")
-    parser.add_argument("--chat-template", help="auto, none, or the path of a template")
-
-
-def _add_task(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "--task",
-        help="reasoning_gym:NAME, a .jsonl/.json/.csv/.parquet file, a data set's hub name, or "
-        "file.py:object",
-    )
-    parser.add_argument(
-        "--task-option",
-        action="append",
-        default=[],
-        metavar="NAME=VALUE",
-        dest="options",
-        help="option of a generated task, such as max_terms=4 (repeatable)",
-    )
-    parser.add_argument(
-        "--reward",
-        action="append",
-        default=[],
-        dest="rewards",
-        metavar="[WEIGHT*]REWARD",
-        help="exact, math, number, format, regex:..., file.py:function, ... (repeatable)",
-    )
-    parser.add_argument("--prompt-column", help="column of the prompts")
-    parser.add_argument("--answer-column", help="column of the answers")
-    parser.add_argument("--split", help="split of a hub data set")
-    parser.add_argument("--heldout", help="file (or split) of held-out problems")
-    parser.add_argument("--heldout-size", type=int, metavar="N", help="held-out problems")
-    parser.add_argument("--system", help="system message before every prompt")
-    parser.add_argument("--task-seed", type=int, help="seed of generated problems")
+from polyopt.command_line import build_parser
+from polyopt.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -290,8 +127,8 @@ def _eval(options: argparse.Namespace) -> int:
     for name in ("model", "task"):
         if getattr(options, name) is None:
             raise UserError(f"`polyopt eval` needs --{name} (see polyopt eval --help).")
+    from polyopt.distribution import Distribution
     from polyopt.engines.local import LocalEngine
-    from polyopt.engines.protocol import Distribution
     from polyopt.evaluation import EvalSettings, evaluate
     from polyopt.models.loading import load_policy
     from polyopt.run_folder import json_line

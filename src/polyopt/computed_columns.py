@@ -10,7 +10,7 @@ from torch import Tensor
 
 from polyopt.advantages.effective_rank import MEASURES, rank_measures
 from polyopt.batch import Batch
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.models.policy import Policy
 from polyopt.selection.information import divergence_from_group
 

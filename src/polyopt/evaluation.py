@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from polyopt.batch import Prompt
-from polyopt.engines.protocol import Distribution, Engine, Sample, SampleRequest
+from polyopt.distribution import Distribution
+from polyopt.engines.protocol import Engine, Sample, SampleRequest
 from polyopt.errors import DataError
 from polyopt.models.policy import Policy
 from polyopt.rewards.answers import last_line, marked_answer, visible

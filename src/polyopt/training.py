@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -12,11 +11,9 @@ from pathlib import Path
 from types import FrameType
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
 import torch
 
 from polyopt import __version__, checkpoint
-from polyopt.batch import Batch
 from polyopt.engines.protocol import Engine
 from polyopt.errors import UserError
 from polyopt.evaluation import EvalSettings, evaluate
@@ -27,11 +24,12 @@ from polyopt.pipeline import batch_arithmetic, describe
 from polyopt.recipe import Recipe
 from polyopt.report.html import write_report
 from polyopt.report.live import LiveDisplay, print_before_after
+from polyopt.rollout_log import logged_rollouts
 from polyopt.run_folder import RunFolder, new_run_path, read_rows
-from polyopt.seeding import derive_seed
+from polyopt.seeding import derive_seed, random_state, set_random_state
 from polyopt.tasks.load import load_task
 from polyopt.tasks.task import Task
-from polyopt.trainer import StepResult, Trainer
+from polyopt.trainer import Trainer
 from polyopt.watch import Watch
 
 if TYPE_CHECKING:
@@ -328,73 +326,6 @@ class _interruptible:
     def __exit__(self, *exception: object) -> None:
         if self.previous is not None:
             signal.signal(signal.SIGINT, self.previous)
-
-
-def logged_rollouts(
-    result: StepResult, policy: Policy, step: int, groups: int
-) -> list[dict[str, Any]]:
-    """Rows for the report's rollout browser: the first groups that trained, token by token."""
-    batch = result.trained
-    if batch is None:
-        return []
-    chosen = list(dict.fromkeys(batch.group.tolist()))[:groups]
-    picked = batch.select(torch.isin(batch.group, torch.tensor(chosen)))
-    return [_logged_row(picked, i, policy, step) for i in range(len(picked))]
-
-
-def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, Any]:
-    length = int(batch["lengths"][i])
-    terms = {
-        name.removeprefix("reward/"): float(column[i])
-        for name, column in batch.columns.items()
-        if name.startswith("reward/")
-    }
-    token_ids = batch["tokens"][i, :length].tolist()
-    row: dict[str, Any] = {
-        "step": step,
-        "phase": "train",
-        "group": int(batch.group[i]),
-        "rollout": int(batch.rollout[i]),
-        "prompt_id": batch.prompts[i].id,
-        "prompt": batch.prompts[i].text,
-        "completion": batch.texts[i],
-        "answer": str(batch.prompts[i].answer),
-        "reward": float(batch.rewards[i]),
-        "terms": terms,
-        "accuracy": float(batch["accuracy"][i]) if "accuracy" in batch else None,
-        "finish": "length" if bool(batch["truncated"][i]) else "stop",
-        "tokens": policy.token_texts(token_ids),
-        "mask": batch.mask[i, :length].int().tolist(),
-    }
-    for name, column in (
-        ("advantages", "advantages"),
-        ("logp", "logp_sampler"),
-        ("entropy", "entropy"),
-    ):
-        if column in batch:
-            row[name] = [round(v, 5) for v in batch[column][i, :length].tolist()]
-    return row
-
-
-def random_state() -> dict[str, Any]:
-    """State of the global generators, which a user's reward function may draw from."""
-    state = {
-        "python": random.getstate(),
-        "numpy": np.random.get_state(),
-        "torch": torch.get_rng_state(),
-    }
-    if torch.cuda.is_available():
-        state["cuda"] = torch.cuda.get_rng_state_all()
-    return state
-
-
-def set_random_state(state: Mapping[str, Any]) -> None:
-    """Restore what `random_state` gave."""
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
-    torch.set_rng_state(state["torch"])
-    if "cuda" in state and torch.cuda.is_available():
-        torch.cuda.set_rng_state_all(state["cuda"])
 
 
 def _plain(value: Any) -> Any:

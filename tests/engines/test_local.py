@@ -11,10 +11,11 @@ from tests.engines.small_models import ARCHITECTURES, FAST, decode, small_model
 from tests.engines.test_conformance import mixed_requests, reference, request, same
 from torch import nn
 
+from polyopt.distribution import Distribution
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.local import LocalEngine, choose_decoder
-from polyopt.engines.protocol import Distribution, Sample
+from polyopt.engines.protocol import Sample
 from polyopt.errors import UserError
 
 DECODERS = (GenericDecoder, FastDecoder)

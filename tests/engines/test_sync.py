@@ -6,8 +6,9 @@ import pytest
 import torch
 from tests.tiny import tiny_policy
 
+from polyopt.distribution import Distribution
 from polyopt.engines.local import LocalEngine
-from polyopt.engines.protocol import Distribution, SampleRequest
+from polyopt.engines.protocol import SampleRequest
 
 
 @pytest.mark.parametrize("fused", [True, False])

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from polyopt.batch import Batch, Prompt
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.errors import UserError
 from polyopt.models import gguf, loading
 from polyopt.models.loading import load_policy
@@ -194,6 +194,7 @@ def test_gguf_is_converted_once_and_never_half(
 
 
 def test_a_damaged_gguf_is_a_user_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    pytest.importorskip("gguf")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (tmp_path / "bad.gguf").write_bytes(b"not a model")
     with pytest.raises(UserError, match="can't be converted"):

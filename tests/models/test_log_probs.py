@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.errors import UserError
 from polyopt.models import log_probs as module
 from polyopt.models.log_probs import log_probs, log_probs_from_logits

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from polyopt.batch import Batch
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.errors import UserError
 from polyopt.models.policy import Policy, ValueHead
 

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from polyopt.batch import Batch
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.models.loading import load_policy
 from polyopt.models.policy import Policy
 

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from polyopt.batch import Batch
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.models.loading import load_policy
 from polyopt.models.packing import rows_of, shared_micro_batches
 from polyopt.models.policy import Policy, ValueHead

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from polyopt.batch import Batch
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.protocol import Evaluation
 from polyopt.updates.learner import Learner

@@ -12,8 +12,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
-from polyopt.engines.protocol import Distribution
-from polyopt.engines.truncation import truncated
+from polyopt.distribution import Distribution, apply_distribution
 
 BLOCK = 128
 """Vocabulary entries that are summed before the cumulative sum is taken."""
@@ -72,7 +71,7 @@ def _draw_alike(
     entropy: bool,
 ) -> Drawn:
     """Draw every row from one kind of distribution."""
-    probabilities = truncated(logits.float(), distribution).softmax(-1)
+    probabilities = apply_distribution(logits.float(), distribution).softmax(-1)
     blocks = _blocks(probabilities)
     cumulative = blocks.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1]

@@ -7,36 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from torch import Tensor
+from polyopt.distribution import Distribution
 
 if TYPE_CHECKING:
     from polyopt.models.policy import Policy
 
 Finish = Literal["stop", "length"]
-
-
-@dataclass(frozen=True)
-class Distribution:
-    """The distribution that tokens are drawn from, as a transform of the model's logits.
-
-    Sampler and trainer both use it, so log-probabilities are those of what was really sampled.
-
-    Attributes:
-        temperature: Divides the logits; 0 means greedy decoding.
-        top_k: Keep the k most likely tokens; 0 keeps all.
-        top_p: Keep the most likely tokens up to this total probability; 1 keeps all.
-        min_p: Drop tokens less likely than this fraction of the most likely one; 0 keeps all.
-    """
-
-    temperature: float = 1.0
-    top_k: int = 0
-    top_p: float = 1.0
-    min_p: float = 0.0
-
-    @property
-    def truncated(self) -> bool:
-        """Whether some tokens are cut off."""
-        return self.top_k > 0 or self.top_p < 1.0 or self.min_p > 0.0
 
 
 @dataclass(frozen=True)
@@ -115,28 +91,3 @@ class Engine(Protocol):
 
     def sync(self, policy: Policy) -> None:
         """Take over the policy's current weights and version."""
-
-
-def apply_distribution(logits: Tensor, distribution: Distribution) -> Tensor:
-    """Logits [..., V] of the distribution that is sampled from; cut tokens get -inf.
-
-    Cuts are made in the order top-k, top-p, min-p on the tempered logits. A temperature of 0 is
-    left to the caller (greedy decoding is not a distribution to train on).
-    """
-    if distribution.temperature not in (0.0, 1.0):
-        logits = logits / distribution.temperature
-    if not distribution.truncated:
-        return logits
-    if 0 < distribution.top_k < logits.shape[-1]:
-        kth = logits.topk(distribution.top_k, dim=-1).values[..., -1:]
-        logits = logits.masked_fill(logits < kth, float("-inf"))
-    if distribution.top_p < 1.0:
-        ordered, index = logits.sort(dim=-1, descending=True)
-        probs = ordered.softmax(-1)
-        cut = probs.cumsum(-1) - probs >= distribution.top_p
-        logits = logits.masked_fill(cut.scatter(-1, index, cut), float("-inf"))
-    if distribution.min_p > 0.0:
-        probs = logits.softmax(-1)
-        low = probs < distribution.min_p * probs.amax(-1, keepdim=True)
-        logits = logits.masked_fill(low, float("-inf"))
-    return logits

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 from torch.utils.checkpoint import checkpoint
 
-from polyopt.engines.protocol import Distribution, apply_distribution
+from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
 
 CHUNK = 512

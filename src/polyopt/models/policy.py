@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 
 from polyopt.batch import Batch, Prompt
-from polyopt.engines.protocol import Distribution, apply_distribution
+from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import check_trainable
 from polyopt.models.packing import micro_batches, rows_of, shared_micro_batches

@@ -11,7 +11,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor, nn
 
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import log_probs, log_probs_from_logits
 from polyopt.models.packing import Rows

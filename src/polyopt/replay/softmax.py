@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from polyopt.batch import Batch, concat
 from polyopt.parts import part
-from polyopt.replay.successes import _row as stored_row
+from polyopt.replay.successes import stored_row
 
 
 @part("replay.buffer")

@@ -47,7 +47,7 @@ class ReplaySuccesses:
             first = int((batch.group == group).nonzero()[0])
             known = self.pool.get(batch.prompts[first].id, [])
             for pick in self._picks(len(known), draws):
-                row = _row(batch.select(torch.tensor([first])), known[pick])
+                row = stored_row(batch.select(torch.tensor([first])), known[pick])
                 replayed.append(row.replace(rollout=torch.tensor([next_id + len(replayed)])))
         return concat([batch, *replayed])
 
@@ -75,7 +75,7 @@ class ReplaySuccesses:
         self.pool = {prompt: list(kept) for prompt, kept in state["pool"].items()}
 
 
-def _row(like: Batch, entry: Mapping[str, Any]) -> Batch:
+def stored_row(like: Batch, entry: Mapping[str, Any]) -> Batch:
     """A stored rollout as a row of the group that `like` belongs to."""
     columns: dict[str, Tensor] = {n: column[None] for n, column in entry["columns"].items()}
     return dataclasses.replace(

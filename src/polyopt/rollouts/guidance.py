@@ -8,8 +8,7 @@ from dataclasses import dataclass
 
 from polyopt.parts import part
 from polyopt.prompts.protocol import PromptRequest
-from polyopt.rollouts.hints import _all_wrong as all_wrong
-from polyopt.rollouts.hints import hint_prefix
+from polyopt.rollouts.hints import all_wrong, hint_prefix
 from polyopt.rollouts.independent import sample_independently
 from polyopt.rollouts.protocol import Rollout, Sampling
 

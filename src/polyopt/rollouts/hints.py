@@ -35,7 +35,7 @@ class GuidedSampling:
         """The rollouts of each group's last round."""
         kept = sample_independently(sampling, requests)
         for number, share in enumerate(self.shares, start=1):
-            hard = _all_wrong(kept, sampling, requests)
+            hard = all_wrong(kept, sampling, requests)
             if not hard:
                 break
             hints = [self._hint(request.prompt, share) for request in hard]
@@ -54,7 +54,7 @@ def hint_prefix(solution: str, share: float) -> str:
     return solution[: round(share * len(solution))]
 
 
-def _all_wrong(
+def all_wrong(
     rollouts: Sequence[Rollout], sampling: Sampling, requests: Sequence[PromptRequest]
 ) -> list[PromptRequest]:
     """Requests none of whose rollouts has an accuracy above 0 (unscored ones don't count)."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.rollouts.independent import IndependentSampling
 from polyopt.rollouts.protocol import Annotation, Sampler
 

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from polyopt.batch import Batch
-from polyopt.engines.protocol import Distribution
+from polyopt.distribution import Distribution
 from polyopt.models.policy import Policy
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.protocol import Evaluation

@@ -1,0 +1,57 @@
+"""Rollouts as rows of a run's log, for the report's rollout browser."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from polyopt.batch import Batch
+from polyopt.models.policy import Policy
+from polyopt.trainer import StepResult
+
+
+def logged_rollouts(
+    result: StepResult, policy: Policy, step: int, groups: int
+) -> list[dict[str, Any]]:
+    """Rows for the report's rollout browser: the first groups that trained, token by token."""
+    batch = result.trained
+    if batch is None:
+        return []
+    chosen = list(dict.fromkeys(batch.group.tolist()))[:groups]
+    picked = batch.select(torch.isin(batch.group, torch.tensor(chosen)))
+    return [_logged_row(picked, i, policy, step) for i in range(len(picked))]
+
+
+def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, Any]:
+    length = int(batch["lengths"][i])
+    terms = {
+        name.removeprefix("reward/"): float(column[i])
+        for name, column in batch.columns.items()
+        if name.startswith("reward/")
+    }
+    token_ids = batch["tokens"][i, :length].tolist()
+    row: dict[str, Any] = {
+        "step": step,
+        "phase": "train",
+        "group": int(batch.group[i]),
+        "rollout": int(batch.rollout[i]),
+        "prompt_id": batch.prompts[i].id,
+        "prompt": batch.prompts[i].text,
+        "completion": batch.texts[i],
+        "answer": str(batch.prompts[i].answer),
+        "reward": float(batch.rewards[i]),
+        "terms": terms,
+        "accuracy": float(batch["accuracy"][i]) if "accuracy" in batch else None,
+        "finish": "length" if bool(batch["truncated"][i]) else "stop",
+        "tokens": policy.token_texts(token_ids),
+        "mask": batch.mask[i, :length].int().tolist(),
+    }
+    for name, column in (
+        ("advantages", "advantages"),
+        ("logp", "logp_sampler"),
+        ("entropy", "entropy"),
+    ):
+        if column in batch:
+            row[name] = [round(v, 5) for v in batch[column][i, :length].tolist()]
+    return row
