@@ -92,6 +92,43 @@ def test_zero_on_equal_rewards_where_the_method_claims_it(info: PartInfo) -> Non
         assert (credit(info, flat) == 0).all()
 
 
+BY_ROW = {
+    "agent-turn-z-score": "a row is a turn",
+    "anchor-states": "a row holds whole environment steps",
+    "branch-credit": "the prefix tree is made of rows",
+    "extended-gae": "values are followed along a row",
+    "generalized-advantage": "values are followed along a row",
+    "key-tokens": "a row's last token is its stop token",
+    "module-call-z-score": "a row is a call",
+    "own-variant": "a row answers a variant",
+    "rank-z-score": "a row's last token is its stop token",
+    "segment-gain": "cuts are places in a row",
+    "sibling-baseline": "a row is a leaf of the tree",
+    "sibling-bernoulli-score": "a row is a leaf of the tree",
+    "sibling-z-score": "a row is a leaf of the tree",
+    "turn-credit": "turns are runs of a row's tokens",
+}
+"""Parts whose credit depends on what one row holds, and why."""
+
+
+def in_two_rows(batch: Batch) -> Batch:
+    """The same rollouts, each cut in the middle into two rows."""
+    twice = torch.arange(len(batch)).repeat_interleave(2)
+    early = (torch.arange(batch.width)[None] < batch["lengths"][:, None] // 2)[twice]
+    first = (torch.arange(len(twice)) % 2 == 0)[:, None]
+    cut = batch.select(twice)
+    return cut.replace(mask=cut.mask & torch.where(first, early, ~early))
+
+
+@pytest.mark.parametrize(
+    "info", [i for i in PARTS if i.name not in BY_ROW], ids=lambda info: info.name
+)
+def test_a_rollout_of_two_rows_gets_the_credit_of_one(info: PartInfo) -> None:
+    batch = ragged_batch()
+    cut = credit(info, in_two_rows(batch))
+    torch.testing.assert_close(cut[0::2] + cut[1::2], credit(info, batch))
+
+
 def test_the_laws_notice_a_part_that_breaks_them() -> None:
     """The laws aren't vacuous: a part that reads its position fails the first of them."""
 
