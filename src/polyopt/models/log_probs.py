@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
+from polyopt.models.matrix_products import product
 
 CHUNK = 512
 """Tokens whose logits exist at one time."""
@@ -240,9 +241,10 @@ def _matmul(a: Tensor, b: Tensor) -> Tensor:
     if a.dtype != b.dtype:
         common = torch.promote_types(a.dtype, b.dtype)
         a, b = a.to(common), b.to(common)
+    graph = torch.is_grad_enabled() and (a.requires_grad or b.requires_grad)
     if a.dtype not in (torch.float16, torch.bfloat16):
-        return a @ b
-    if torch.is_grad_enabled() and (a.requires_grad or b.requires_grad):
+        return a @ b if graph else product(a, b)
+    if graph:
         return a.float() @ b.float()
     return torch.mm(a, b, out_dtype=torch.float32)
 

@@ -16,6 +16,7 @@ from polyopt.batch import Batch, Prompt
 from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import check_trainable
+from polyopt.models.matrix_products import fast_linear
 from polyopt.models.packing import micro_batches, rows_of, shared_micro_batches
 from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
 from polyopt.models.quiet import no_progress_bars
@@ -339,7 +340,8 @@ class Policy:
         if not len(batch):
             return _in_order(batch, [], [])
         needs = {"hidden"} if {"values", "uniform_value"} & set(want) else set()
-        with self.autocast():
+        plain = self.precision == "float32" and self.device.type == "cpu"
+        with self.autocast(), fast_linear(plain):
             scores = scorer(rows, distribution, needs | ({"entropy"} & set(want)))
         flat = {"logp": scores.logp, "entropy": scores.entropy}
         if "values" in want and self.value_head is not None and scores.hidden is not None:

@@ -1,0 +1,1 @@
+"""Recipes in other trainers: `polyopt.adapters.trl` and `polyopt.adapters.verl`."""
