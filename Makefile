@@ -19,7 +19,7 @@ help:
 	@echo "make check   linter, formatter and strict type-checker"
 	@echo "make slow    the longer evidence (SmolLM2, seeds of the demo)"
 	@echo "make verify VECTORS=FOLDER   recorded values and gradients against the parts"
-	@echo "make peers   losses and advantages against those of TRL and verl, in $(PEERS)"
+	@echo "make peers   our maths against that of TRL and verl, and inside both, in $(PEERS)"
 	@echo "make model   build the embedded model again"
 
 $(BIN)/python:
@@ -68,7 +68,7 @@ $(PEERS)/ready: pyproject.toml constraints.txt tests/peers/requirements.txt
 	@touch $@
 
 peers: $(PEERS)/ready
-	@$(PEERS)/bin/python -m pytest -n 0 tests/peers
+	@$(PEERS)/bin/python -m pytest -n 0 tests/peers tests/adapters
 
 model: $(VENV)/ready-demo
 	@$(BIN)/python scripts/make_embedded_model.py

@@ -49,6 +49,7 @@ def train(*more: str, idea: str = "grpo", task: str = "data.jsonl") -> list[str]
         (train("--set", "objective.clip_high=wide"), r"expected a number, such as 0.2"),
         (train("--set", "rollouts.per_prompt=2.5"), r"expected a whole number"),
         (train("--set", "clip_high"), r"write it as PATH=VALUE"),
+        (train("--set", "objective.kl=big"), r"a part .kl-penalty-k3.*Only `none`"),
         (train("--rollouts", "1"), r"'group-z-score' .*'grpo'.* at least 2.*reinforce\+\+"),
         (train("--temperature", "0"), r"temperature is 0.*above 0"),
         (train("--prompts", "0"), r"prompts.per_step is 0.*at least 1"),
@@ -201,6 +202,12 @@ def test_show_prints_parts_numbers_and_papers(capsys: pytest.CaptureFixture[str]
     assert shown["batch"]["rollouts per step"] == 128
     assert main(["show", "dapo+ktae"]) == 0
     assert "key-tokens" in capsys.readouterr().out
+
+
+def test_an_optional_part_can_be_taken_out(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["show", "grpo", "--set", "objective.kl=none", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["pipeline"]
+    assert not [row for row in rows if row["slot"] == "objective.kl"]
 
 
 def test_an_idea_in_ones_own_file_is_one_function(

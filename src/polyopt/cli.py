@@ -1,4 +1,4 @@
-"""The command line: `polyopt train`, `eval`, `recipes`, `show`."""
+"""The command line: `polyopt train`, `compare`, `eval`, `recipes`, `show`."""
 
 from __future__ import annotations
 
@@ -14,15 +14,20 @@ from polyopt.errors import UserError
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run a command; returns the exit code (0 fine, 2 user error, 130 interrupted)."""
+    """Run a command; returns the exit code.
+
+    0 is fine, 1 serious findings of the doctor, 2 a user error, 130 interrupted.
+    """
     options = build_parser().parse_args(arguments)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {
         "train": _train,
+        "compare": _compare,
         "eval": _eval,
         "recipes": _recipes,
         "show": _show,
         "demo": _demo,
         "report": _report,
+        "doctor": _doctor,
     }
     try:
         return commands[options.command](options)
@@ -67,6 +72,12 @@ def _train(options: argparse.Namespace) -> int:
     return 130 if result.interrupted else 0
 
 
+def _compare(options: argparse.Namespace) -> int:
+    from polyopt.comparison.command import run_command
+
+    return run_command(options, _train_arguments(options))
+
+
 def _train_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `polyopt.train` from the command line."""
     shortcuts = {
@@ -88,6 +99,7 @@ def _train_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "keep",
         "log_rollouts_every",
         "run",
+        "engine",
         "teacher",
         "second",
     )
@@ -112,8 +124,8 @@ def _resumed_arguments(options: argparse.Namespace) -> dict[str, Any]:
     if not path.is_file():
         raise UserError(f"{options.resume} holds no run to resume (no run.json).")
     arguments: dict[str, Any] = json.loads(path.read_text())["arguments"]
-    for name in ("model", "task", "recipe"):
-        if str(arguments[name]).startswith("<"):
+    for name in ("model", "task", "recipe", "engine"):
+        if str(arguments.get(name)).startswith("<"):
             raise UserError(
                 f"the run in {options.resume} was started from Python with a {name} in memory "
                 f"({arguments[name]}): resume it there, with polyopt.train(..., resume=True)."
@@ -128,7 +140,7 @@ def _eval(options: argparse.Namespace) -> int:
         if getattr(options, name) is None:
             raise UserError(f"`polyopt eval` needs --{name} (see polyopt eval --help).")
     from polyopt.distribution import Distribution
-    from polyopt.engines.local import LocalEngine
+    from polyopt.engines.choice import engine_from
     from polyopt.evaluation import EvalSettings, evaluate
     from polyopt.models.loading import load_policy
     from polyopt.run_folder import json_line
@@ -136,7 +148,7 @@ def _eval(options: argparse.Namespace) -> int:
 
     task = load_task(options.task, **_task_options(options))
     policy = load_policy(options.model, **_given(_model_options(options)))
-    engine = LocalEngine(policy.model, policy.decode)
+    engine = engine_from(options.engine or "local", policy)
     engine.sync(policy)
     distribution = Distribution(options.temperature, options.top_k, options.top_p)
     settings = EvalSettings(
@@ -208,6 +220,12 @@ def _report(options: argparse.Namespace) -> int:
         raise UserError(f"{options.run} is no run folder (no run.json).")
     print(write_report(options.run))
     return 0
+
+
+def _doctor(options: argparse.Namespace) -> int:
+    from polyopt.diagnosis.doctor import doctor
+
+    return doctor(options.run, as_json=options.json)
 
 
 def _assignments(pairs: Sequence[str]) -> dict[str, str]:

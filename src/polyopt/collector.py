@@ -209,8 +209,9 @@ def rollout_metrics(collected: Collected) -> dict[str, float]:
     first = torch.unique(seen.group_index, return_inverse=True)[1]
     signal = torch.zeros(int(first.max()) + 1).index_put((first,), has_signal(seen).float())
     lengths = seen["lengths"].float()
+    if "entropy" in seen:  # not every engine tells
+        metrics["entropy"] = _masked_mean(seen["entropy"], seen.mask)
     return metrics | {
-        "entropy": _masked_mean(seen["entropy"], seen.mask),
         "length/mean": lengths.mean().item(),
         "length/max": lengths.max().item(),
         "truncated": seen["truncated"].float().mean().item(),

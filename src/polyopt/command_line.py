@@ -13,6 +13,7 @@ from polyopt.errors import did_you_mean
 EXAMPLES = """examples:
   polyopt train grpo --model embedded --task reasoning_gym:chain_sum
   polyopt train dapo+ktae+greso --model smollm2 --task problems.jsonl --reward math --lora 16
+  polyopt compare grpo dapo grpo+ktae --seeds 5 --model embedded --task reasoning_gym:chain_sum
   polyopt show dapo+ktae --set objective.clip_high=0.3
   polyopt eval --model runs/my-run/model --task reasoning_gym:chain_sum --samples 8
 """
@@ -49,6 +50,7 @@ def build_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"polyopt {__version__}")
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     _train_parser(commands)
+    _compare_parser(commands)
     _eval_parser(commands)
     recipes = commands.add_parser("recipes", help="list the ideas of the catalog")
     recipes.add_argument("filter", nargs="?", help="only ideas whose name or summary has this word")
@@ -61,6 +63,11 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--run", type=Path, help="run folder (default: a new one under runs/)")
     report = commands.add_parser("report", help="write a run's report.html anew")
     report.add_argument("run", type=Path, help="run folder")
+    doctor = commands.add_parser(
+        "doctor", help="name what is wrong with a run; exits with 1 if something serious is"
+    )
+    doctor.add_argument("run", type=Path, help="run folder")
+    doctor.add_argument("--json", action="store_true", help="print JSON")
     for command in commands.choices.values():
         command.add_argument("--debug", action="store_true", help="show tracebacks of errors")
     return parser
@@ -71,35 +78,62 @@ def _train_parser(commands: Any) -> None:
     train.add_argument("expression", nargs="?", help="ideas joined by +, such as dapo+ktae")
     train.add_argument("--resume", type=Path, metavar="RUN", help="continue the run in this folder")
     train.add_argument("--run", type=Path, help="run folder (default: a new one under runs/)")
-    train.add_argument("--steps", type=int, help="training steps (default 100)")
-    train.add_argument("--prompts", type=int, metavar="N", help="prompts per step")
-    train.add_argument("--rollouts", type=int, metavar="N", help="rollouts per prompt")
-    train.add_argument("--max-tokens", type=int, metavar="N", help="completion limit in tokens")
-    train.add_argument("--temperature", type=float, help="sampling temperature (above 0)")
-    train.add_argument("--lr", type=float, help="learning rate")
-    train.add_argument("--micro-tokens", type=int, help="tokens through the model at once")
-    _add_set(train)
     train.add_argument("--seed", type=int, help="seed of every random draw of the run (default 0)")
-    _add_model(train)
-    train.add_argument("--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank")
-    train.add_argument("--adapter", type=Path, help="LoRA adapter to go on training")
-    train.add_argument("--teacher", help="frozen model to learn from, for ideas that need one")
-    train.add_argument("--second", help="second model that the reference is made of (salsa)")
-    train.add_argument(
+    _add_training(train)
+    train.add_argument("--quiet", action="store_true", help="print only warnings and the result")
+
+
+def _compare_parser(commands: Any) -> None:
+    compare = commands.add_parser("compare", help="train sums of ideas with several seeds, compare")
+    compare.add_argument(
+        "expressions", nargs="*", metavar="EXPRESSION", help="sums of ideas, such as grpo dapo+ktae"
+    )
+    compare.add_argument(
+        "--runs", nargs="+", type=Path, metavar="RUN", help="compare these finished runs instead"
+    )
+    compare.add_argument("--seeds", type=int, default=5, metavar="N", help="seeds (default 5)")
+    compare.add_argument("--seed", type=int, help="the first seed (default 0)")
+    compare.add_argument(
+        "--jobs", type=int, metavar="N", help="runs at once (default: cores; with a GPU 1)"
+    )
+    compare.add_argument(
+        "--out", type=Path, metavar="FOLDER", help="where runs and page go (default under runs/)"
+    )
+    compare.set_defaults(expression=None, run=None, quiet=True)
+    _add_training(compare, several=True)
+
+
+def _add_training(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
+    """Options of a training run that `train` and `compare` share."""
+    parser.add_argument("--steps", type=int, help="training steps (default 100)")
+    parser.add_argument("--prompts", type=int, metavar="N", help="prompts per step")
+    parser.add_argument("--rollouts", type=int, metavar="N", help="rollouts per prompt")
+    parser.add_argument("--max-tokens", type=int, metavar="N", help="completion limit in tokens")
+    parser.add_argument("--temperature", type=float, help="sampling temperature (above 0)")
+    parser.add_argument("--lr", type=float, help="learning rate")
+    parser.add_argument("--micro-tokens", type=int, help="tokens through the model at once")
+    _add_set(parser)
+    _add_model(parser)
+    parser.add_argument(
+        "--lora", type=int, metavar="RANK", help="train a LoRA adapter of this rank"
+    )
+    parser.add_argument("--adapter", type=Path, help="LoRA adapter to go on training")
+    parser.add_argument("--teacher", help="frozen model to learn from, for ideas that need one")
+    parser.add_argument("--second", help="second model that the reference is made of (salsa)")
+    parser.add_argument(
         "--gradient-checkpointing", action="store_true", help="less memory, more computation"
     )
-    _add_task(train)
-    train.add_argument("--eval-every", type=int, metavar="N", help="steps between evaluations")
-    train.add_argument("--eval-samples", type=int, metavar="K", help="completions per problem")
-    train.add_argument(
+    _add_task(parser, several=several)
+    parser.add_argument("--eval-every", type=int, metavar="N", help="steps between evaluations")
+    parser.add_argument("--eval-samples", type=int, metavar="K", help="completions per problem")
+    parser.add_argument(
         "--eval-limit", type=int, metavar="N", help="most held-out problems; 0: none"
     )
-    train.add_argument(
+    parser.add_argument(
         "--checkpoint-every", type=int, metavar="N", help="steps between checkpoints"
     )
-    train.add_argument("--keep", type=int, metavar="N", help="checkpoints to keep (default 2)")
-    train.add_argument("--log-rollouts-every", type=int, metavar="N", help="steps between logs")
-    train.add_argument("--quiet", action="store_true", help="print only warnings and the result")
+    parser.add_argument("--keep", type=int, metavar="N", help="checkpoints to keep (default 2)")
+    parser.add_argument("--log-rollouts-every", type=int, metavar="N", help="steps between logs")
 
 
 def _eval_parser(commands: Any) -> None:
@@ -140,13 +174,19 @@ def _add_model(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--device", help="auto, cpu, cuda, cuda:1, ... (default auto)")
     parser.add_argument("--dtype", help="float32 or bfloat16 (default float32)")
     parser.add_argument("--chat-template", help="auto, none, or the path of a template")
+    parser.add_argument(
+        "--engine",
+        metavar="SPEC",
+        help="what samples: local (default), vllm, or a server as http://HOST:PORT/v1#MODEL",
+    )
 
 
-def _add_task(parser: argparse.ArgumentParser) -> None:
+def _add_task(parser: argparse.ArgumentParser, *, several: bool = False) -> None:
     parser.add_argument(
         "--task",
+        action="append" if several else "store",
         help="reasoning_gym:NAME, a .jsonl/.json/.csv/.parquet file, a data set's hub name, or "
-        "file.py:object",
+        "file.py:object" + (" (repeatable)" if several else ""),
     )
     parser.add_argument(
         "--task-option",

@@ -53,8 +53,10 @@ class ComputedColumns:
         return batch.replace(**columns)
 
     def _evaluated(self, batch: Batch, names: Set[str]) -> dict[str, Tensor]:
-        """What one evaluation under the current policy gives."""
+        """What one evaluation under the current policy gives, the sampler's entropy if it lacks."""
         fields = {"values": "values", "uniform_value_old": "uniform_value"}
+        if "entropy" not in batch:
+            fields["entropy"] = "entropy"
         want = {field for name, field in fields.items() if name in names}
         if not want and "logp_old" not in names:
             return {}

@@ -63,7 +63,7 @@ def resolve(root: object, path: str) -> str:
         RecipeError: It means nothing, or more than one thing.
     """
     known = leaves(root)
-    if path in known:
+    if path in known or path in optional_parts(root):
         return path
     wanted = path.replace("-", "_").split(".")
     matches = [full for full in known if _is_short_for(wanted, full, root)]
@@ -72,6 +72,18 @@ def resolve(root: object, path: str) -> str:
     if matches:
         raise RecipeError(f"--set {path}: could mean {' or '.join(matches)}; write the whole path.")
     raise RecipeError(f"--set {path}: there is no such value; {_path_hint(path, known)}")
+
+
+def optional_parts(root: object, prefix: str = "") -> set[str]:
+    """Full paths of the slots that hold a part and may be empty: `--set objective.kl=none`."""
+    found: set[str] = set()
+    if dataclasses.is_dataclass(root) and not isinstance(root, type):
+        for f in dataclasses.fields(root):
+            value, path = getattr(root, f.name), f"{prefix}.{f.name}" if prefix else f.name
+            if dataclasses.is_dataclass(value) and f.default is None:
+                found.add(path)
+            found |= optional_parts(value, path)
+    return found
 
 
 def _path_hint(path: str, known: dict[str, Any]) -> str:
@@ -94,6 +106,11 @@ def parse_value(path: str, text: str, old: object) -> object:
         RecipeError: The text isn't of that type.
     """
     lowered = text.strip().lower()
+    if dataclasses.is_dataclass(old) and lowered not in ("none", "null"):
+        raise RecipeError(
+            f"--set {path}={text}: this is a part ({name_of(old)}), not a number. Only `none` can "
+            "be set, which removes it; choose another part by an idea (`polyopt recipes`)."
+        )
     try:
         if lowered in ("none", "null") and not isinstance(old, str):
             return None

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyopt import __version__, checkpoint
+from polyopt.engines.choice import engine_from
 from polyopt.engines.protocol import Engine
 from polyopt.errors import UserError
 from polyopt.evaluation import EvalSettings, evaluate
@@ -101,7 +102,7 @@ def train(
     overrides: Mapping[str, str | object] | None = None,
     model_options: Mapping[str, Any] | None = None,
     task_options: Mapping[str, Any] | None = None,
-    engine: Engine | None = None,
+    engine: str | Engine | None = None,
     teacher: str | Policy | None = None,
     second: str | Policy | None = None,
     **settings: Any,
@@ -120,7 +121,8 @@ def train(
         overrides: Values of the recipe by path: `{"objective.clip_high": 0.3}`.
         model_options: Keyword arguments for `load_policy` (`lora`, `dtype`, `device`, ...).
         task_options: Keyword arguments for `load_task` (`rewards`, `heldout`, ...).
-        engine: Samples completions; by default in this process.
+        engine: Samples completions; by default in this process. Or its name: `"local"`, `"vllm"`,
+            `"http://host:port/v1#model"` (see `polyopt.engines.choice.engine_from`).
         teacher: A frozen model with the same vocabulary, for ideas that learn from one.
         second: A second model of the same architecture, for ideas that make the reference of both.
         settings: Fields of `RunSettings`.
@@ -140,7 +142,7 @@ def train(
             built,
             steps=steps,
             seed=chosen.seed,
-            engine=engine,
+            engine=engine_from(engine, policy) if isinstance(engine, str) else engine,
             teacher=load_policy(teacher) if isinstance(teacher, str) else teacher,
             second=load_policy(second) if isinstance(second, str) else second,
         )
@@ -162,6 +164,7 @@ def train(
                     "task_options": dict(task_options or {}),
                     "teacher": teacher,
                     "second": second,
+                    "engine": engine,
                     **dataclasses.asdict(chosen),
                 }
             ),

@@ -1,88 +1,41 @@
-"""What to watch instead of the loss: signs that a run isn't learning as it should, said once."""
+"""What to watch instead of the loss: the doctor's signs on a run under way, each said once."""
 
 from __future__ import annotations
 
-from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
-WINDOW = 10
-"""Steps over which a metric is averaged before it counts as a sign."""
+from polyopt.diagnosis.evidence import WINDOW, Evidence
+from polyopt.diagnosis.signs import LIKELY, diagnose
 
+__all__ = ["WINDOW", "Watch"]
 
-@dataclass(frozen=True)
-class Sign:
-    """A metric that has gone too far, and what it means.
-
-    Attributes:
-        metric: Name of the metric.
-        limit: Where it becomes a sign.
-        above: Whether too much is the sign, or too little.
-        message: What it means and what to do; `{value}` is filled in.
-    """
-
-    metric: str
-    limit: float
-    above: bool
-    message: str
-
-
-SIGNS = (
-    Sign(
-        "truncated",
-        0.2,
-        True,
-        "{value:.0%} of rollouts are cut off at the completion limit and never reach an answer: "
-        "raise --max-tokens, or add overlong-filter.",
-    ),
-    Sign(
-        "groups/signal",
-        0.1,
-        False,
-        "only {value:.0%} of groups hold both right and wrong rollouts; the others teach nothing: "
-        "add dynamic-sampling or greso, or choose problems nearer to the model's ability.",
-    ),
-    Sign(
-        "sampler_gap",
-        0.05,
-        True,
-        "sampler and trainer disagree by {value:.3f} nats a token: the gradient is taken at "
-        "another policy than the one that sampled. Check dtype and temperature.",
-    ),
-    Sign(
-        "skipped_updates",
-        0.0,
-        True,
-        "{value:.0%} of updates were skipped because their gradient wasn't finite: lower --lr.",
-    ),
-    Sign(
-        "unscored",
-        0.1,
-        True,
-        "{value:.0%} of rollouts could not be scored and train nothing: look at the reward "
-        "function.",
-    ),
-)
+FIRST, LAST, EVERY = 2 * WINDOW, 20 * WINDOW, WINDOW // 2
+"""Steps that are kept of the run's start and of its present, and steps between two looks."""
 
 
 @dataclass
 class Watch:
-    """Averages metrics over some steps and names each sign once."""
+    """Collects metrics and names each sign once, when it is first likely."""
 
-    history: dict[str, deque[float]] = field(default_factory=dict)
+    start: list[Mapping[str, Any]] = field(default_factory=list)
+    present: list[Mapping[str, Any]] = field(default_factory=list)
     said: set[str] = field(default_factory=set)
+    seen: int = 0
 
     def warnings(self, step: int, metrics: Mapping[str, float]) -> list[str]:
         """Signs that show for the first time at this step."""
+        row = {"step": step, **metrics}
+        kept = self.start if len(self.start) < FIRST else self.present
+        kept.append(row)
+        del self.present[:-LAST]
+        self.seen += 1
+        if self.seen < WINDOW or self.seen % EVERY:
+            return []
         found = []
-        for sign in SIGNS:
-            values = self.history.setdefault(sign.metric, deque(maxlen=WINDOW))
-            if sign.metric in metrics:
-                values.append(metrics[sign.metric])
-            if len(values) < WINDOW or sign.metric in self.said:
-                continue
-            mean = sum(values) / WINDOW
-            if (mean > sign.limit) if sign.above else (mean < sign.limit):
-                self.said.add(sign.metric)
-                found.append(f"step {step}: " + sign.message.format(value=mean))
+        for finding in diagnose(Evidence([*self.start, *self.present]), live=True):
+            if finding.symptom.confidence >= LIKELY and finding.name not in self.said:
+                self.said.add(finding.name)
+                found.append(f"step {step}: {finding.warning}")
         return found

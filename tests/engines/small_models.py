@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import nn
 from transformers import (
     AutoModelForCausalLM,
@@ -13,9 +14,12 @@ from transformers import (
     GPT2Config,
     LlamaConfig,
     MistralConfig,
+    PreTrainedTokenizerFast,
     Qwen2Config,
     Qwen3Config,
 )
+
+from polyopt.models.policy import Policy
 
 VOCABULARY = 97
 SIZES: dict[str, Any] = {
@@ -36,6 +40,7 @@ SIZES: dict[str, Any] = {
 ARCHITECTURES: dict[str, Any] = {
     "llama": LlamaConfig(**SIZES),
     "llama-biased": LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True),
+    "llama-wide": LlamaConfig(**SIZES, head_dim=32),
     "llama-tied": LlamaConfig(**SIZES, tie_word_embeddings=True),
     "llama3-rope": LlamaConfig(
         **SIZES,
@@ -65,7 +70,16 @@ ARCHITECTURES: dict[str, Any] = {
     ),
 }
 FAST = frozenset(
-    {"llama", "llama-biased", "llama-tied", "llama3-rope", "qwen2", "qwen3", "mistral"}
+    {
+        "llama",
+        "llama-biased",
+        "llama-wide",
+        "llama-tied",
+        "llama3-rope",
+        "qwen2",
+        "qwen3",
+        "mistral",
+    }
 )
 
 
@@ -82,3 +96,13 @@ def small_model(architecture: str = "llama", seed: int = 0) -> Any:
 def decode(tokens: Sequence[int]) -> str:
     """One character per token, from space on."""
     return "".join(chr(32 + token) for token in tokens)
+
+
+def small_policy(architecture: str = "llama-wide", seed: int = 0, model: Any = None) -> Policy:
+    """A small model (or the given one) with a tokenizer whose tokens are those of `decode`."""
+    vocabulary = {decode([token]): token for token in range(VOCABULARY)}
+    tokenizer = Tokenizer(models.WordLevel(vocabulary, unk_token=" "))
+    tokenizer.pre_tokenizer = pre_tokenizers.Split("", "isolated")
+    tokenizer.decoder = decoders.Fuse()
+    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+    return Policy(model or small_model(architecture, seed), fast, name="small")

@@ -3,25 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from tests.engines.kinds import ENGINES, Kind
 from tests.engines.small_models import VOCABULARY, decode, small_model
 
 from polyopt.distribution import Distribution, apply_distribution
-from polyopt.engines.fast_decoder import FastDecoder
-from polyopt.engines.generic_decoder import GenericDecoder
-from polyopt.engines.local import LocalEngine
 from polyopt.engines.protocol import Engine, Sample, SampleRequest
 from polyopt.errors import UserError
 
-ENGINES: dict[str, Callable[..., Engine]] = {
-    "local-generic": lambda model, **o: LocalEngine(model, decode, decoder=GenericDecoder, **o),
-    "local-fast": lambda model, **o: LocalEngine(model, decode, decoder=FastDecoder, **o),
-}
 DISTRIBUTIONS = (
     Distribution(),
     Distribution(temperature=0.6),
@@ -32,16 +26,26 @@ DISTRIBUTIONS = (
 )
 
 
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(n, marks=[pytest.mark.slow] * k.slow) for n, k in ENGINES.items()],
+)
+def kind(request: pytest.FixtureRequest) -> Kind:
+    """The engine under test, and what it can't do."""
+    return ENGINES[request.param]
+
+
 @pytest.fixture(scope="module")
-def model() -> Any:
-    """The model that all engines sample from."""
-    return small_model()
+def model(kind: Kind) -> Any:
+    """The model that the engine samples from."""
+    return small_model(kind.architecture)
 
 
-@pytest.fixture(params=ENGINES)
-def make(request: pytest.FixtureRequest, model: Any) -> Callable[..., Engine]:
-    """Makes the engine under test, with options."""
-    return lambda **options: ENGINES[request.param](model, **options)
+@pytest.fixture(scope="module")
+def make(kind: Kind, model: Any) -> Iterator[Callable[..., Engine]]:
+    """Makes the engine under test, with options; what it needs runs meanwhile."""
+    with kind.open(model) as maker:
+        yield maker
 
 
 def request(seed: int = 1, **fields: Any) -> SampleRequest:
@@ -80,22 +84,25 @@ def same(a: Sample, b: Sample) -> bool:
     return a.tokens == b.tokens and a.finish == b.finish and np.allclose(a.logp, b.logp, atol=1e-4)
 
 
-def test_samples_come_in_the_order_of_their_requests(make: Callable[..., Engine]) -> None:
-    requests = mixed_requests()
+def test_samples_come_in_the_order_of_their_requests(
+    kind: Kind, make: Callable[..., Engine]
+) -> None:
+    requests = kind.able(mixed_requests())
     assert [s.request for s in make(max_rows=4).sample(requests)] == requests
 
 
 def test_logp_is_that_of_a_plain_forward_under_the_distribution(
-    make: Callable[..., Engine], model: Any
+    kind: Kind, make: Callable[..., Engine], model: Any
 ) -> None:
-    for sample in make(max_rows=5).sample(mixed_requests()):
+    for sample in make(max_rows=5).sample(kind.able(mixed_requests())):
         expected = reference(model, sample).gather(-1, torch.tensor(sample.tokens)[:, None])[:, 0]
         assert sample.logp == pytest.approx(expected.tolist(), abs=1e-4)
 
 
 def test_entropy_is_that_of_the_distribution_and_only_on_request(
-    make: Callable[..., Engine], model: Any
+    kind: Kind, make: Callable[..., Engine], model: Any
 ) -> None:
+    kind.need("entropy")
     for sample in make(max_rows=5).sample(mixed_requests()):
         if not sample.request.entropy:
             assert sample.entropy is None
@@ -106,8 +113,9 @@ def test_entropy_is_that_of_the_distribution_and_only_on_request(
 
 
 def test_each_token_inverts_the_cumulative_distribution_at_its_own_draw(
-    make: Callable[..., Engine], model: Any
+    kind: Kind, make: Callable[..., Engine], model: Any
 ) -> None:
+    kind.need("inverse-cdf")
     sample = make().sample([request(seed=9, prefix=(4,), max_tokens=40)])[0]
     draws = np.random.Generator(np.random.Philox(9)).random(40)[1:]
     cumulative = reference(model, sample).double().exp().cumsum(-1)
@@ -116,17 +124,19 @@ def test_each_token_inverts_the_cumulative_distribution_at_its_own_draw(
         assert token == 0 or sums[token - 1] <= draw + 1e-5
 
 
-def test_a_sample_is_the_same_alone_as_among_others(make: Callable[..., Engine]) -> None:
-    requests = mixed_requests()
+def test_a_sample_is_the_same_alone_as_among_others(
+    kind: Kind, make: Callable[..., Engine]
+) -> None:
+    requests = kind.able(mixed_requests())
     together = make().sample(requests)
     assert all(same(make().sample([r])[0], s) for r, s in zip(requests, together, strict=True))
 
 
 @pytest.mark.parametrize("max_rows", [1, 2, 7])
 def test_a_sample_depends_neither_on_order_nor_on_the_number_of_rows(
-    make: Callable[..., Engine], max_rows: int
+    kind: Kind, make: Callable[..., Engine], max_rows: int
 ) -> None:
-    requests = mixed_requests()
+    requests = kind.able(mixed_requests())
     forwards = make().sample(requests)
     backwards = make(max_rows=max_rows).sample(requests[::-1])[::-1]
     assert all(same(a, b) for a, b in zip(forwards, backwards, strict=True))
@@ -139,12 +149,12 @@ def test_two_seeds_give_two_samples(make: Callable[..., Engine]) -> None:
 
 @pytest.mark.parametrize("distribution", DISTRIBUTIONS[:5])
 def test_frequencies_match_the_softmax(
-    make: Callable[..., Engine], model: Any, distribution: Distribution
+    kind: Kind, make: Callable[..., Engine], model: Any, distribution: Distribution
 ) -> None:
     """A chi-squared test over the tokens that are expected at least 5 times."""
-    count = 3000
+    count = kind.draws
     asks = [request(seed=i, max_tokens=1, distribution=distribution) for i in range(count)]
-    samples = make().sample(asks)
+    samples = make().sample(kind.able(asks))
     counts = np.bincount([s.tokens[0] for s in samples], minlength=VOCABULARY)
     probabilities = reference(model, samples[0])[0].exp().double().numpy()
     assert counts[probabilities == 0].sum() == 0
@@ -168,8 +178,9 @@ def test_greedy_takes_the_likeliest_token_at_the_logp_of_temperature_1(
 
 @pytest.mark.parametrize("position", [0, 1, 5, 11])
 def test_a_fork_with_the_parents_seed_repeats_its_tail(
-    make: Callable[..., Engine], position: int
+    kind: Kind, make: Callable[..., Engine], position: int
 ) -> None:
+    kind.need("positional-draws")
     engine = make()
     parent = engine.sample([request(seed=3)])[0]
     tail = engine.sample([parent.fork(position, seed=3)])[0]
@@ -215,11 +226,13 @@ def test_a_stop_string_ends_at_the_token_that_completes_it(make: Callable[..., E
 
 
 def test_a_stop_string_may_begin_in_the_prefix(make: Callable[..., Engine]) -> None:
-    free = make().sample([request()])[0]
-    text = decode(free.tokens)
-    fork = dataclasses.replace(free.fork(4, seed=1), stop_strings=(text[3:5],))
-    if text[3:5] not in text[:4]:
-        assert make().sample([fork])[0].tokens == free.tokens[4:5]
+    trunk = make().sample([request()])[0]
+    fork = trunk.fork(4, seed=1)
+    free = make().sample([fork])[0]
+    stop = decode((trunk.tokens[3], free.tokens[0]))
+    assert stop not in decode(trunk.tokens[:4])
+    stopped = make().sample([dataclasses.replace(fork, stop_strings=(stop,))])[0]
+    assert (stopped.tokens, stopped.finish) == (free.tokens[:1], "stop")
 
 
 @pytest.mark.parametrize(
@@ -233,10 +246,12 @@ def test_a_stop_string_may_begin_in_the_prefix(make: Callable[..., Engine]) -> N
     ],
 )
 def test_a_prefix_that_is_over_gives_an_empty_sample(
-    make: Callable[..., Engine], fields: dict[str, Any], finish: str
+    kind: Kind, make: Callable[..., Engine], fields: dict[str, Any], finish: str
 ) -> None:
-    sample = make().sample([request(**fields, entropy=True), request()])[0]
-    assert (sample.tokens, sample.logp, sample.entropy) == ((), (), ())
+    asks = kind.able([request(**fields, entropy=True), request()])
+    sample = make().sample(asks)[0]
+    assert (sample.tokens, sample.logp) == ((), ())
+    assert "entropy" in kind.cannot or sample.entropy == ()
     assert sample.finish == finish
 
 
@@ -268,3 +283,13 @@ def test_what_the_model_cannot_continue_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=message):
         make().sample([request(**fields)])
+
+
+def test_what_an_engine_cannot_do_is_left_out_or_refused(
+    kind: Kind, make: Callable[..., Engine]
+) -> None:
+    if not kind.cannot:
+        pytest.skip("this engine can do everything")
+    assert make().sample([request(entropy=True)])[0].entropy is None
+    with pytest.raises(UserError, match="another order"):
+        make().sample([request(distribution=Distribution(top_p=0.9, min_p=0.1))])

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from polyopt.errors import UserError
-from polyopt.parts import PartInfo, info_of, name_of, walk
+from polyopt.parts import HasState, PartInfo, info_of, name_of, walk
 from polyopt.paths import read
 from polyopt.recipe import Recipe
 
@@ -46,12 +46,20 @@ class Host:
         columns: Columns of a batch that it can give.
         evaluation: Fields of an evaluation that it can give.
         metadata: Whether a batch has the prompts with the columns of their data set.
+        texts: Whether a batch has the completions as text.
+        memory: Whether prompts can be recognised when they return, and memory is saved.
     """
 
     name: str
     columns: frozenset[str]
     evaluation: frozenset[str] = frozenset()
     metadata: bool = False
+    texts: bool = False
+    memory: bool = False
+
+
+TEXT_READERS = frozenset({"answer-class", "line-items"})
+"""Parts that read completions as text."""
 
 
 def running_parts(recipe: Recipe, stages: tuple[str, ...]) -> Iterator[tuple[str, PartInfo]]:
@@ -70,6 +78,7 @@ def check(recipe: Recipe, host: Host, stages: tuple[str, ...] = RUN_STAGES) -> N
     """
     check_host_stages(recipe, host)
     check_needs(recipe, host, stages)
+    check_memory(recipe, host, stages)
 
 
 def check_host_stages(recipe: Recipe, host: Host) -> None:
@@ -90,15 +99,27 @@ def check_host_stages(recipe: Recipe, host: Host) -> None:
             )
 
 
+def check_memory(recipe: Recipe, host: Host, stages: tuple[str, ...]) -> None:
+    """Raise UserError for the first part that remembers earlier steps, where nothing saves that."""
+    if host.memory:
+        return
+    for path, item in walk(recipe):
+        if path.startswith(stages) and isinstance(item, HasState):
+            raise UserError(
+                f"{name_of(item)!r} ({path}, from {owner(recipe, path)}) remembers earlier steps, "
+                f"and {host.name} saves no such memory. {_way_out(recipe, path)}"
+            )
+
+
 def check_needs(recipe: Recipe, host: Host, stages: tuple[str, ...]) -> None:
     """Raise UserError for the first column or value that a part reads and nothing gives."""
     parts = list(running_parts(recipe, stages))
     have = host.columns | {name for _, info in parts for name in info.provides}
     for path, info in parts:
-        for need in sorted(info.needs):
+        for need in sorted(info.needs | ({"texts"} if info.name in TEXT_READERS else set())):
             kind, _, name = need.rpartition(":")
             given = {
-                "": name in have,
+                "": name in have or (name == "texts" and host.texts),
                 "evaluation": name in host.evaluation,
                 "metadata": host.metadata,
             }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import torch
 from jaxtyping import Bool, Int
@@ -22,7 +22,7 @@ def padded_batch(
     first_id: int = 0,
     prompts: Sequence[Prompt] = (),
     texts: Sequence[str] = (),
-    **columns: Tensor,
+    columns: Mapping[str, Tensor],
 ) -> Batch:
     """A batch of rollouts, one a row, whose completions are padded on the right.
 
@@ -38,29 +38,32 @@ def padded_batch(
         columns: Further columns; what stands outside `own` is set to 0 in those of floats [N, T].
     """
     n, device = len(own), own.device
-    provenance = torch.full(own.shape, PADDING, device=device)
-    provenance = provenance.masked_fill(inside, ENVIRONMENT).masked_fill(own, 0)
-    cleaned = {
-        name: column.masked_fill(~own, 0.0)
-        if column.shape == own.shape and column.is_floating_point()
-        else column
-        for name, column in columns.items()
-    }
     return Batch(
         mask=own,
         group=group,
         rollout=torch.arange(first_id, first_id + n, device=device),
         rewards=rewards,
         columns={
-            "provenance": provenance,
+            "provenance": _provenance(own, inside),
             "fresh": own,
             "lengths": inside.sum(1),
             "max_tokens": torch.full((n,), float(max_tokens), device=device),
-            **cleaned,
+            **{name: _cleaned(column, own) for name, column in columns.items()},
         },
         prompts=tuple(prompts),
         texts=tuple(texts),
     )
+
+
+def _provenance(own: Bool[Tensor, "N T"], inside: Bool[Tensor, "N T"]) -> Int[Tensor, "N T"]:
+    padding = torch.full(own.shape, PADDING, device=own.device)
+    return padding.masked_fill(inside, ENVIRONMENT).masked_fill(own, 0)
+
+
+def _cleaned(column: Tensor, own: Bool[Tensor, "N T"]) -> Tensor:
+    """A column of floats per token with 0 outside `own`; any other one as it is."""
+    per_token = column.shape == own.shape and column.is_floating_point()
+    return column.masked_fill(~own, 0.0) if per_token else column
 
 
 def left_aligned(

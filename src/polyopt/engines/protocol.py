@@ -30,7 +30,8 @@ class SampleRequest:
         stop_ids: Token ids that end a completion; the one that was sampled is part of it.
         stop_strings: Texts that end a completion once its text contains one; the tokens that
             complete the text are part of it.
-        entropy: Also return the entropy of the sampled-from distribution at each new token.
+        entropy: Also return the entropy of the sampled-from distribution at each new token, where
+            the engine can.
     """
 
     prompt: tuple[int, ...]
@@ -54,7 +55,7 @@ class Sample:
             logits that were sampled from.
         finish: `"stop"` if a stop id or string ended it, `"length"` if `max_tokens` did.
         version: Weights version that sampled it.
-        entropy: Entropy in nats at each new token, if asked for.
+        entropy: Entropy in nats at each new token, if asked for and the engine knows it.
     """
 
     request: SampleRequest

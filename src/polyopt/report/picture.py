@@ -85,8 +85,8 @@ class Panel:
         self.label, self.share = label, share
         self.steps, self.values = (0.0, 1.0), (0.0, 1.0)
 
-    def scale(self, steps: Sequence[int], values: Sequence[float]) -> None:
-        """Choose the ranges that hold all data, and draw the axes."""
+    def scale(self, steps: Sequence[int], values: Sequence[float], *, along: str = "step") -> None:
+        """Choose the ranges that hold all data, and draw the axes; `along` names the lower."""
         self.steps = (min(steps, default=0), max(steps, default=1))
         low, high = min(values, default=0.0), max(values, default=1.0)
         room = 0.06 * (high - low) or 0.1 * abs(high) or 1.0
@@ -100,7 +100,7 @@ class Panel:
             _add(self.group, "line", ends)
             self._label(self.left - 8, y + 4, self._written(tick), anchor="end")
         for i, step in enumerate(whole for whole in ticks(*self.steps, 5) if whole == int(whole)):
-            text = f"{int(step):,}" if i else f"step {int(step):,}"
+            text = f"{int(step):,}" if i else f"{along} {int(step):,}"
             self._label(self._x(step), self.bottom + 18, text, "middle" if i else "start")
         self._label(self.left - 38, self.top - 6, self.label, fill=INK, weight=600)
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from polyopt.engines.protocol import Sample, SampleRequest
 from polyopt.parts import part
 from polyopt.prompts.protocol import PromptRequest
-from polyopt.rollouts.independent import rollout_of, sample_independently
+from polyopt.rollouts.independent import entropy_of, rollout_of, sample_independently
 from polyopt.rollouts.protocol import Rollout, Sampling
 from polyopt.seeding import generator
 
@@ -50,13 +50,14 @@ def best_candidate(rewards: Float[Tensor, "turns K"]) -> Int[Tensor, " turns"]:
 def continued(parent: Rollout, sample: Sample, sampling: Sampling) -> Rollout:
     """A rollout that goes on from another's beginning, all of it sampled by the policy."""
     fresh, kept = rollout_of(parent.request, sample, sampling), len(sample.request.prefix)
-    entropy = parent.extras["entropy"], fresh.extras["entropy"]
-    whole = tuple(entropy[0])[:kept] + tuple(entropy[1])[kept:]  # type: ignore[arg-type]
+    extras = dict(fresh.extras)
+    if "entropy" in extras:
+        extras["entropy"] = entropy_of(parent)[:kept] + entropy_of(fresh)[kept:]
     return dataclasses.replace(
         fresh,
         logp=parent.logp[:kept] + fresh.logp[kept:],
         provenance=parent.provenance[:kept] + fresh.provenance[kept:],
-        extras={**fresh.extras, "entropy": whole},
+        extras=extras,
     )
 
 
@@ -83,7 +84,7 @@ class EntropyForkSampling:
         """The rollouts of all trees."""
 
         def uncertain(tree: int, first: Rollout, count: int) -> list[int]:
-            entropy = torch.tensor([first.extras["entropy"]])
+            entropy = torch.tensor([entropy_of(first)])
             everywhere = torch.ones_like(entropy, dtype=torch.bool)
             return fork_positions(entropy, everywhere, count)[0].nonzero().flatten().tolist()
 

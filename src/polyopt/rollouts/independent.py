@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from polyopt.batch import FORCED
 from polyopt.engines.protocol import Sample
+from polyopt.errors import UserError
 from polyopt.parts import part
 from polyopt.prompts.protocol import PromptRequest
 from polyopt.rollouts.protocol import Rollout, Sampling
@@ -33,6 +34,21 @@ def rollout_of(
         trains=trains,
         extras=extras,
     )
+
+
+def entropy_of(rollout: Rollout) -> tuple[float, ...]:
+    """Entropy in nats at each token of the completion, as the engine saw it.
+
+    Raises:
+        UserError: The engine doesn't tell.
+    """
+    entropy = rollout.extras.get("entropy")
+    if not isinstance(entropy, tuple):
+        raise UserError(
+            "an idea of this recipe samples by the entropy of each token, which only the local "
+            "engine gives: use --engine local, or drop that idea."
+        )
+    return entropy
 
 
 @part("rollouts.sampler")

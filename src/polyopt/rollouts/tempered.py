@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from polyopt.parts import part
 from polyopt.prompts.protocol import PromptRequest
-from polyopt.rollouts.independent import sample_independently
+from polyopt.rollouts.independent import entropy_of, sample_independently
 from polyopt.rollouts.protocol import Rollout, Sampling
 
 
@@ -57,8 +57,7 @@ def mean_entropy(rollouts: Sequence[Rollout]) -> float:
     """Mean entropy of all sampled tokens in nats; 0 without any."""
     values: list[float] = []
     for rollout in rollouts:
-        entropy = rollout.extras.get("entropy", ())
-        values += entropy if isinstance(entropy, tuple) else ()
+        values += entropy_of(rollout)
     return sum(values) / max(len(values), 1)
 
 

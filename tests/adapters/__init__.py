@@ -1,0 +1,1 @@
+"""Recipes in other trainers; run with `make peers`, skipped where TRL and verl are missing."""
