@@ -4,8 +4,8 @@
 
 Same model, prompts, lengths, rollouts, dtype (float32) and threads; both sample exactly `new`
 tokens for every rollout at temperature 1, judge them by the same reward and take one AdamW step on
-all of them at once. The first step of each is a warm-up, the others count; medians are reported. One
-JSON line with the ratio.
+all of them at once. The first step of each is a warm-up, the others count; medians are reported.
+One JSON line with the ratio.
 
 | workload | model | prompts x rollouts x (prompt + new tokens) |
 |---|---|---|
