@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
 
 import torch
@@ -79,9 +80,24 @@ def staged(batch: Batch, value: Float[Tensor, " N"], alpha: float) -> Advantages
     return spread(centred, batch.mask)
 
 
+@dataclass(frozen=True)
+class StagedBaseline(ABC):
+    """What the heuristics share: they differ in the value V(p_i) of a rollout's prefix."""
+
+    alpha: float = 0.5
+
+    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
+        """Advantages [N, T]."""
+        return staged(batch, self.value(batch), self.alpha)
+
+    @abstractmethod
+    def value(self, batch: Batch) -> Float[Tensor, " N"]:
+        """V(p_i)."""
+
+
 @part("advantages.estimator", needs={"path"}, min_rollouts=2)
 @dataclass(frozen=True)
-class StagedExpectation:
+class StagedExpectation(StagedBaseline):
     """A_i = a'_i - mean(a'), a'_i = r_i - alpha V(p_i), V(p) the mean reward from prefix p on.
 
     Completions count for every prefix on their way. Not divided by the deviation, which would mix
@@ -92,12 +108,6 @@ class StagedExpectation:
         alpha: Share of the prefix's value that is taken off.
     """
 
-    alpha: float = 0.5
-
-    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
-        """Advantages [N, T]."""
-        return staged(batch, self.value(batch), self.alpha)
-
     def value(self, batch: Batch) -> Float[Tensor, " N"]:
         """V(p_i)."""
         return PrefixPaths.of(batch).mean_below(batch.rewards)
@@ -105,7 +115,7 @@ class StagedExpectation:
 
 @part("advantages.estimator", needs={"path"}, min_rollouts=2, claims={"zero-on-equal-rewards"})
 @dataclass(frozen=True)
-class StagedOptimism:
+class StagedOptimism(StagedBaseline):
     """`StagedExpectation` with V(p) the best reward from prefix p on: 1 if any succeeded.
 
     Tree-OPO, arXiv 2509.09284 (optimistic heuristic).
@@ -114,12 +124,6 @@ class StagedOptimism:
         alpha: Share of the prefix's value that is taken off.
     """
 
-    alpha: float = 0.5
-
-    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
-        """Advantages [N, T]."""
-        return staged(batch, self.value(batch), self.alpha)
-
     def value(self, batch: Batch) -> Float[Tensor, " N"]:
         """V(p_i)."""
         return PrefixPaths.of(batch).max_below(batch.rewards)
@@ -127,7 +131,7 @@ class StagedOptimism:
 
 @part("advantages.estimator", needs={"path"}, min_rollouts=2, claims={"zero-on-equal-rewards"})
 @dataclass(frozen=True)
-class StagedPessimism:
+class StagedPessimism(StagedBaseline):
     """`StagedExpectation` with V(p) the worst reward from prefix p on: 1 if none failed.
 
     Tree-OPO, arXiv 2509.09284 (pessimistic heuristic).
@@ -135,12 +139,6 @@ class StagedPessimism:
     Attributes:
         alpha: Share of the prefix's value that is taken off.
     """
-
-    alpha: float = 0.5
-
-    def __call__(self, advantages: Advantages, batch: Batch) -> Advantages:
-        """Advantages [N, T]."""
-        return staged(batch, self.value(batch), self.alpha)
 
     def value(self, batch: Batch) -> Float[Tensor, " N"]:
         """V(p_i)."""
