@@ -1,0 +1,4 @@
+/* All kernels as one unit: polyopt/native/build.py compiles this file. */
+#include "products.c"
+#include "amx.c"
+#include "rows.c"

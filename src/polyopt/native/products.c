@@ -1,0 +1,30 @@
+#include "products.h"
+
+int64_t polyopt_lanes(void) { return LANES; }
+
+/* Floats of a packed weight. */
+int64_t polyopt_packed_size(int64_t outputs, int64_t inputs) {
+    return panels_of(outputs) * TILE_COLUMNS * inputs;
+}
+
+void polyopt_pack(const float *weight, int64_t outputs, int64_t inputs, float *panels, int threads) {
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t p = 0; p < panels_of(outputs); p++) {
+        float *panel = panels + p * TILE_COLUMNS * inputs;
+        for (int64_t c = 0; c < TILE_COLUMNS; c++) {
+            int64_t output = p * TILE_COLUMNS + c;
+            const float *row = weight + output * inputs;
+            for (int64_t k = 0; k < inputs; k++)
+                panel[k * TILE_COLUMNS + c] = output < outputs ? row[k] : 0;
+        }
+    }
+}
+
+/* y [rows, outputs] = x [rows, inputs] W^T + b. */
+void polyopt_product(const float *x, int64_t rows, const float *panels, const float *bias,
+                     int64_t inputs, int64_t outputs, float *y, int threads) {
+    Weight weight = {panels, bias, inputs, outputs};
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t p = 0; p < panels_of(outputs); p++)
+        panel_product(&weight, p, x, rows, inputs, y, outputs, 0);
+}
