@@ -16,6 +16,7 @@ from polyopt.computed_columns import ComputedColumns
 from polyopt.engines.local import LocalEngine
 from polyopt.engines.protocol import Engine
 from polyopt.errors import DataError, UserError
+from polyopt.models.memory import keep_freed_memory
 from polyopt.models.policy import Policy, ValueHead
 from polyopt.parts import HasState, info_of, walk
 from polyopt.prompts.queue import PromptQueue
@@ -72,6 +73,8 @@ class Trainer:
         teacher: Policy | None = None,
         second: Policy | None = None,
     ) -> None:
+        if policy.device.type == "cpu":
+            keep_freed_memory()
         self.policy, self.task, self.seed, self.teacher = policy, task, seed, teacher
         self.recipe = copy.deepcopy(recipe.check())
         _check_metadata(self.recipe, task)

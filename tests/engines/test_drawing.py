@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from polyopt.distribution import Distribution, apply_distribution
-from polyopt.engines.drawing import draw, uniforms_of
+from polyopt.distribution import Distribution, apply_by_sorting, apply_distribution
+from polyopt.engines.drawing import _draw_by_torch, draw, uniforms_of
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 7, 30])
@@ -56,5 +56,39 @@ def test_truncation_without_a_full_sort_keeps_the_same_tokens(
 ) -> None:
     logits = torch.randn(6, 2000, generator=torch.Generator().manual_seed(1)) * spread
     torch.testing.assert_close(
-        apply_distribution(logits, distribution), apply_distribution(logits, distribution)
+        apply_distribution(logits, distribution), apply_by_sorting(logits, distribution)
     )
+
+
+@pytest.mark.parametrize("vocabulary", [5, 256, 1000, 49152])
+@pytest.mark.parametrize(
+    "distribution",
+    [
+        Distribution(),
+        Distribution(0.0),
+        Distribution(0.6),
+        Distribution(1.7, top_k=3),
+        Distribution(0.7, top_p=0.8, min_p=0.01),
+        Distribution(0.0, top_k=2),
+    ],
+)
+def test_draws_equal_those_of_the_obvious_way(vocabulary: int, distribution: Distribution) -> None:
+    noise = torch.Generator().manual_seed(vocabulary)
+    logits = 3 * torch.randn(50, vocabulary, generator=noise)
+    logits[:, vocabulary // 2] = float("-inf")
+    uniforms = np.random.Generator(np.random.Philox(3)).random(50)
+    drawn = draw(logits, uniforms, [distribution] * 50, entropy=True)
+    plain = _draw_by_torch(logits, torch.from_numpy(uniforms), distribution, True)
+    assert drawn.tokens.tolist() == plain.tokens.tolist()
+    torch.testing.assert_close(drawn.logp, plain.logp, rtol=1e-5, atol=1e-5)
+    assert drawn.entropy is not None
+    assert plain.entropy is not None
+    torch.testing.assert_close(drawn.entropy, plain.entropy, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_logits_that_are_not_finite_are_refused(bad: float) -> None:
+    logits = torch.zeros(3, 300)
+    logits[1, 290] = bad
+    with pytest.raises(FloatingPointError, match="1 of 3 rows"):
+        draw(logits, np.array([0.1, 0.5, 0.9]), [Distribution()] * 3, entropy=False)

@@ -8,11 +8,12 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn import functional as F
 
 from polyopt.distribution import Distribution, apply_distribution
+from polyopt.native.library import Library, native
 
 BLOCK = 128
 """Vocabulary entries that are summed before the cumulative sum is taken."""
@@ -71,15 +72,23 @@ def _draw_alike(
     entropy: bool,
 ) -> Drawn:
     """Draw every row from one kind of distribution."""
+    if logits.device.type == "cpu" and (kernels := native()):
+        return _draw_by_kernels(kernels, logits, uniforms, distribution, entropy)
+    return _draw_by_torch(logits, uniforms, distribution, entropy)
+
+
+def _draw_by_torch(
+    logits: Float[Tensor, "R V"],
+    uniforms: Float[Tensor, " R"],
+    distribution: Distribution,
+    entropy: bool,
+) -> Drawn:
+    """Softmax, cumulative sum, search."""
     probabilities = apply_distribution(logits.float(), distribution).softmax(-1)
     blocks = _blocks(probabilities)
     cumulative = blocks.sum(-1).double().cumsum(-1)
     total = cumulative[:, -1]
-    if not bool(torch.isfinite(total).all()):
-        raise FloatingPointError(
-            f"logits of {int((~torch.isfinite(total)).sum())} of {len(total)} rows are not finite: "
-            "the policy's weights have diverged; lower the learning rate or load a checkpoint"
-        )
+    _refuse(~torch.isfinite(total))
     if distribution.temperature == 0.0:
         tokens = logits.argmax(-1)
     else:
@@ -88,6 +97,33 @@ def _draw_alike(
     logp = (chosen.double() / total).log()
     entropies = torch.special.entr(probabilities).sum(-1).double() if entropy else None
     return Drawn(tokens, logp, entropies)
+
+
+def _draw_by_kernels(
+    kernels: Library,
+    logits: Float[Tensor, "R V"],
+    uniforms: Float[Tensor, " R"],
+    distribution: Distribution,
+    entropy: bool,
+) -> Drawn:
+    """The same without ever holding the probabilities."""
+    logits, temperature = logits.float().contiguous(), distribution.temperature
+    if distribution.truncated:
+        logits = apply_distribution(logits, distribution)
+        temperature = 1.0 if temperature > 0 else 0.0
+    temperatures = torch.full((len(logits),), temperature)
+    drawn = Drawn(*kernels.draw(logits, temperatures, uniforms.contiguous(), entropy=entropy))
+    _refuse(drawn.tokens < 0)
+    return drawn
+
+
+def _refuse(rows: Bool[Tensor, " R"]) -> None:
+    """Raise if any of the rows' logits are not finite."""
+    if bool(rows.any()):
+        raise FloatingPointError(
+            f"logits of {int(rows.sum())} of {len(rows)} rows are not finite: "
+            "the policy's weights have diverged; lower the learning rate or load a checkpoint"
+        )
 
 
 def _blocks(probabilities: Float[Tensor, "R V"]) -> Float[Tensor, "R B K"]:

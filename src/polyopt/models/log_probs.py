@@ -16,6 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
+from polyopt.models.head_blocks import Head, kernels_for
 from polyopt.models.matrix_products import product
 
 CHUNK = 512
@@ -118,6 +119,11 @@ class _LinearLogSoftmax(torch.autograd.Function):
         low: torch.dtype | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
+        ctx.temperature, ctx.chunk, ctx.low = temperature, chunk, low
+        if head := _in_blocks(hidden, weight, bias, targets, temperature, low):
+            logp, norm, entropies = head.log_probs(want_entropy)
+            ctx.save_for_backward(hidden, weight, bias, targets, norm, entropies)
+            return logp, entropies
         with torch.autocast(hidden.device.type, enabled=False):
             h, w = _operand(hidden, low), _operand(weight, low)
             logp = h.new_empty(len(h), dtype=_wide(hidden.dtype))
@@ -132,13 +138,17 @@ class _LinearLogSoftmax(torch.autograd.Function):
                     z -= norm[part, None]
                     entropies[part] = -(z.exp() * z).sum(-1)
         ctx.save_for_backward(hidden, weight, bias, targets, norm, entropies)
-        ctx.temperature, ctx.chunk, ctx.low = temperature, chunk, low
         return logp, entropies
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> Any:
         hidden, weight, bias, targets, norm, entropies = ctx.saved_tensors
+        head = _in_blocks(hidden, weight, bias, targets, ctx.temperature, ctx.low)
+        if head is not None:
+            grads = (_row(grad_logp), _row(grad_entropy))
+            found = head.gradients(norm, entropies, *grads, ctx.needs_input_grad[:3])
+            return *found, None, None, None, None, None
         wide = norm.dtype
         needs_h, needs_w, needs_b = ctx.needs_input_grad[:3]
         grad_h = torch.zeros_like(hidden) if needs_h else None
@@ -167,6 +177,27 @@ class _LinearLogSoftmax(torch.autograd.Function):
         grad_w = None if grad_w is None else grad_w.to(weight.dtype)
         grad_b = None if grad_b is None else grad_b.to(bias.dtype)
         return grad_h, grad_w, grad_b, None, None, None, None, None
+
+
+def _in_blocks(
+    hidden: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    targets: Tensor,
+    temperature: float,
+    low: torch.dtype | None,
+) -> Head | None:
+    """The head in the form that the C kernels take, where there are any for it."""
+    kernels = kernels_for(hidden, weight, low)
+    if kernels is None:
+        return None
+    bias = None if bias is None else bias.detach().contiguous()
+    whole = hidden.detach().contiguous(), weight.detach().contiguous(), bias
+    return Head(kernels, *whole, targets.contiguous(), temperature)
+
+
+def _row(gradient: Tensor | None) -> Tensor | None:
+    return None if gradient is None else gradient.contiguous()
 
 
 def _logit_gradient(

@@ -18,15 +18,25 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
+from polyopt.native.library import Library, native
+
 SMALL = 1 << 20
 """Multiplications below which the call costs more than is gained."""
 
 
-def product(a: Float[Tensor, "M K"], b: Float[Tensor, "K N"]) -> Float[Tensor, "M N"]:
-    """a @ b without a graph, by the faster of the two libraries."""
+def product(
+    a: Float[Tensor, "M K"], b: Float[Tensor, "K N"], out: Float[Tensor, "M N"] | None = None
+) -> Float[Tensor, "M N"]:
+    """a @ b without a graph, by the fastest library there is; added to `out` if that is given."""
+    if kernels := _tiles(a, b, a.shape[0], b.shape[1]):
+        return kernels.split_product(a, b.t(), out=out)
     if _gains(a, b, a.shape[0] * a.shape[1] * b.shape[1]):
-        return _onednn(a, b.t(), None)
-    return a @ b
+        found = _onednn(a, b.t(), None)
+    elif out is not None:
+        return out.addmm_(a, b)
+    else:
+        return a @ b
+    return found if out is None else out.add_(found)
 
 
 @contextmanager
@@ -72,23 +82,41 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return _onednn(inputs, weight, bias)
+        return _linear(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad.reshape(-1, grad.shape[-1])
-        grad_inputs = _onednn(grad, weight.t(), None) if needs_inputs else None
+        grad_inputs = _linear(grad, weight.t(), None) if needs_inputs else None
         flat = inputs.reshape(-1, inputs.shape[-1])
-        grad_weight = _onednn(rows.t(), flat.t(), None) if needs_weight else None
+        grad_weight = _linear(rows.t(), flat.t(), None) if needs_weight else None
         return grad_inputs, grad_weight, rows.sum(0) if needs_bias else None
+
+
+def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    """inputs @ weight^T + bias; rows and weight may be transposed views."""
+    if kernels := _tiles(inputs, weight, inputs.numel() // inputs.shape[-1], len(weight)):
+        flat = inputs.reshape(-1, inputs.shape[-1]) if inputs.dim() != 2 else inputs
+        out = kernels.split_product(flat, weight, bias)
+        return out.view(*inputs.shape[:-1], len(weight))
+    return _onednn(inputs, weight, bias)
 
 
 def _onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """inputs @ weight^T + bias; rows and weight may be transposed views."""
     out = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
     return cast(Tensor, out)
+
+
+def _tiles(a: Tensor, b: Tensor, rows: int, columns: int) -> Library | None:
+    """The kernels that use AMX, if they are there and such a product gains by them."""
+    plain = a.device.type == "cpu" and a.dtype == torch.float32 and b.dtype == torch.float32
+    if not plain or min(rows, columns) < 64 or rows * columns * a.shape[-1] < SMALL:
+        return None
+    kernels = native()
+    return kernels if kernels is not None and kernels.has_amx else None
 
 
 def _fits(inputs: Tensor, weight: Tensor, *rest: Any) -> bool:

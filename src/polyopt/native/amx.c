@@ -127,11 +127,22 @@ static void split_tile(const Factor *f, int64_t row, int64_t k, int64_t terms, i
         for (int part = 0; part < PARTS; part++) transpose(tiles + part * WORDS);
 }
 
-INLINE int64_t rounded(int64_t count, int64_t to) { return (count + to - 1) / to; }
+INLINE int64_t quotient(int64_t count, int64_t by) { return (count + by - 1) / by; }
 
-/* 32-bit words that a factor takes when it is split. */
-int64_t polyopt_amx_words(int64_t rows, int64_t terms) {
-    return rounded(rows, 2 * TILE) * 2 * rounded(terms, STEP) * PARTS * WORDS;
+#define MOST_ROWS 4096   /* rows of a factor and */
+#define MOST_TERMS 2048  /* terms that are split at a time: the work space is bounded by them */
+
+INLINE int64_t least(int64_t a, int64_t b) { return a < b ? a : b; }
+
+/* 32-bit words that the first rows and terms of a factor take when they are split. */
+static int64_t split_words(int64_t rows, int64_t terms) {
+    return quotient(least(rows, MOST_ROWS), 2 * TILE) * 2 *
+           quotient(least(terms, MOST_TERMS), STEP) * PARTS * WORDS;
+}
+
+/* 32-bit words of work space for a product of [m, terms] and [n, terms]. */
+int64_t polyopt_amx_space(int64_t m, int64_t n, int64_t terms) {
+    return split_words(m, terms) + split_words(n, terms);
 }
 
 /* A tile of sums into its place in the result; added to what is there if `add`. */
@@ -194,43 +205,64 @@ static void block(const uint32_t *left, const uint32_t *right, int64_t steps, in
 #define CHUNK 24             /* tiles along the sum that are worked through at a time, */
 #define CACHED (1 << 20)     /* and bytes of the right factor: what the cache keeps */
 
-/* out [M, N] (+)= left [M, terms] right [N, terms]^T + bias; `space` holds both factors split. */
+/* Split rows first.. and terms begin.. of a factor, each thread a share of the tiles. */
+static void split(const Factor *f, int64_t first, int64_t rows, int64_t begin, int64_t terms,
+                  int right, uint32_t *tiles) {
+    const Factor part = {f->data + first * f->stride + begin * f->step, f->stride, f->step, rows};
+    const int64_t steps = quotient(terms, STEP);
+#pragma omp for schedule(static)
+    for (int64_t t = 0; t < 2 * quotient(rows, 2 * TILE); t++)
+        for (int64_t s = 0; s < steps; s++)
+            split_tile(&part, t * TILE, s * STEP, terms, right,
+                       tiles + (t * steps + s) * PARTS * WORDS);
+}
+
+/* The product of two factors that are split, chunk by chunk along the sum. */
+static void multiply(const uint32_t *left, int64_t m, const uint32_t *right, int64_t n,
+                     int64_t terms, const float *bias, float *out, int64_t out_stride, int add) {
+    float sums[4 * WORDS] __attribute__((aligned(64)));
+    const int64_t steps = quotient(terms, STEP), half = steps * PARTS * WORDS;
+    const int64_t rights = quotient(n, 2 * TILE);
+    for (int64_t s = 0; s < steps; s += CHUNK) {
+        const int64_t count = least(CHUNK, steps - s), offset = s * PARTS * WORDS;
+        const int64_t group = CACHED / (2 * count * PARTS * WORDS * 4);
+#pragma omp for schedule(static) collapse(2)
+        for (int64_t g = 0; g < quotient(rights, group); g++)
+            for (int64_t i = 0; i < quotient(m, 2 * TILE); i++)
+                for (int64_t j = g * group; j < least((g + 1) * group, rights); j++) {
+                    block(left + 2 * i * half + offset, right + 2 * j * half + offset, count, half,
+                          sums);
+                    for (int q = 0; q < 4; q++) {
+                        int64_t row = 32 * i + TILE * (q / 2), column = 32 * j + TILE * (q % 2);
+                        copy_out(sums + q * WORDS, out + row * out_stride + column, out_stride,
+                                 m - row, n - column, bias && !s ? bias + column : NULL, add || s);
+                    }
+                }
+    }
+}
+
+/* out [m, n] (+)= left [m, terms] right [n, terms]^T + bias. */
 void polyopt_amx_product(const float *left, int64_t left_stride, int64_t left_step, int64_t m,
                          const float *right, int64_t right_stride, int64_t right_step, int64_t n,
                          int64_t terms, const float *bias, float *out, int64_t out_stride, int add,
                          uint32_t *space, int threads) {
-    const Factor factors[2] = {{left, left_stride, left_step, m}, {right, right_stride, right_step, n}};
-    const int64_t steps = rounded(terms, STEP), tile_words = PARTS * WORDS;
-    const int64_t strips[2] = {rounded(m, 2 * TILE), rounded(n, 2 * TILE)};
-    uint32_t *split[2] = {space, space + strips[0] * 2 * steps * tile_words};
+    const Factor a = {left, left_stride, left_step, m}, b = {right, right_stride, right_step, n};
+    uint32_t *split_a = space, *split_b = space + split_words(m, terms);
 #pragma omp parallel num_threads(threads)
     {
         configure();
-        for (int side = 0; side < 2; side++)
-#pragma omp for schedule(static)
-            for (int64_t t = 0; t < 2 * strips[side]; t++)
-                for (int64_t s = 0; s < steps; s++)
-                    split_tile(&factors[side], t * TILE, s * STEP, terms, side,
-                               split[side] + (t * steps + s) * tile_words);
-        float sums[4 * WORDS] __attribute__((aligned(64)));
-        const int64_t half = steps * tile_words;
-        for (int64_t s = 0; s < steps; s += CHUNK) {
-            const int64_t count = steps - s < CHUNK ? steps - s : CHUNK;
-            const int64_t group = CACHED / (2 * count * tile_words * 4);
-            const int64_t offset = s * tile_words;
-#pragma omp for schedule(static) collapse(2)
-            for (int64_t g = 0; g < rounded(strips[1], group); g++)
-                for (int64_t i = 0; i < strips[0]; i++)
-                    for (int64_t j = g * group; j < (g + 1) * group && j < strips[1]; j++) {
-                        block(split[0] + 2 * i * half + offset, split[1] + 2 * j * half + offset,
-                              count, half, sums);
-                        for (int q = 0; q < 4; q++) {
-                            int64_t row = 32 * i + TILE * (q / 2), column = 32 * j + TILE * (q % 2);
-                            copy_out(sums + q * WORDS, out + row * out_stride + column, out_stride,
-                                     m - row, n - column, bias && !s ? bias + column : NULL,
-                                     add || s);
-                        }
-                    }
+        for (int64_t t = 0; t < terms; t += MOST_TERMS) {
+            const int64_t sum = least(MOST_TERMS, terms - t);
+            for (int64_t j = 0; j < n; j += MOST_ROWS) {
+                const int64_t columns = least(MOST_ROWS, n - j);
+                split(&b, j, columns, t, sum, 1, split_b);
+                for (int64_t i = 0; i < m; i += MOST_ROWS) {
+                    const int64_t rows = least(MOST_ROWS, m - i);
+                    if (j == 0 || m > MOST_ROWS) split(&a, i, rows, t, sum, 0, split_a);
+                    multiply(split_a, rows, split_b, columns, sum, bias && !t ? bias + j : NULL,
+                             out + i * out_stride + j, out_stride, add || t);
+                }
+            }
         }
         _tile_release();
     }
@@ -239,5 +271,9 @@ void polyopt_amx_product(const float *left, int64_t left_stride, int64_t left_st
 #else
 
 int polyopt_has_amx(void) { return 0; }
+
+int64_t polyopt_amx_space(int64_t m, int64_t n, int64_t terms) { return 0 * (m + n + terms); }
+
+void polyopt_amx_product(void) {}
 
 #endif

@@ -5,7 +5,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Sequence
+import threading
 
 import torch
 from jaxtyping import Float, Int
@@ -25,11 +25,12 @@ class Library:
 
     def __init__(self, handle: ctypes.CDLL) -> None:
         self._c = handle
-        for name in ("polyopt_packed_size", "polyopt_amx_words", "polyopt_lanes"):
+        for name in ("polyopt_packed_size", "polyopt_amx_space", "polyopt_lanes"):
             if hasattr(handle, name):
                 getattr(handle, name).restype = ctypes.c_int64
         self.has_amx = bool(handle.polyopt_has_amx())
         self._space = torch.empty(0, dtype=torch.int32)
+        self._busy = threading.Lock()
 
     def pack(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, " P"]:
         """A weight in the layout that `product` and decoding steps read."""
@@ -62,6 +63,100 @@ class Library:
         )
         return out
 
+    def softmax_sums_(
+        self,
+        sums: Float[Tensor, "R 4"],
+        logits: Float[Tensor, "R C"],
+        first: int,
+        targets: Int[Tensor, " R"],
+        temperature: float,
+        *,
+        weighted: bool,
+    ) -> None:
+        """Take columns `first`.. of logits / temperature into the rows' softmax sums.
+
+        The float64 sums of a row are its largest entry (at first -inf), the sum of the weights
+        w = exp(entry - largest), the sum of (entry - largest) w if `weighted`, and the entry of
+        the target (at first 0).
+        """
+        self._c.polyopt_softmax_sums(
+            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first), _at(targets)),
+            *(ctypes.c_float(1 / temperature), int(weighted), _at(sums), _threads()),
+        )
+
+    def softmax_gradient_(
+        self,
+        logits: Float[Tensor, "R C"],
+        first: int,
+        targets: Int[Tensor, " R"],
+        temperature: float,
+        norm: Float[Tensor, " R"],
+        entropies: Float[Tensor, " R"] | None,
+        grad_logp: Float[Tensor, " R"] | None,
+        grad_entropy: Float[Tensor, " R"] | None,
+    ) -> None:
+        """dL/dlogits in place of columns `first`.. of the logits.
+
+        From the rows' logsumexp of logits / temperature, their entropies, and the gradients of the
+        targets' log-probabilities and of the entropies.
+        """
+        self._c.polyopt_softmax_gradient(
+            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first), _at(targets)),
+            *(ctypes.c_float(1 / temperature), _at(norm), _at(entropies)),
+            *(_at(grad_logp), _at(grad_entropy), _threads()),
+        )
+
+    def draw(
+        self,
+        logits: Float[Tensor, "R V"],
+        temperatures: Float[Tensor, " R"],
+        uniforms: Float[Tensor, " R"],
+        *,
+        entropy: bool,
+    ) -> tuple[Int[Tensor, " R"], Float[Tensor, " R"], Float[Tensor, " R"] | None]:
+        """A token per row by inverse transform, its log-probability, and the row's entropy.
+
+        Temperature 0 takes the most likely token and its log-probability at temperature 1. A row
+        whose logits aren't all finite (-inf apart) gets token -1.
+        """
+        scales = torch.where(temperatures > 0, 1 / temperatures, 0.0).float()
+        tokens = torch.empty(len(logits), dtype=torch.long)
+        logp = torch.empty(len(logits), dtype=torch.float64)
+        entropies = torch.empty_like(logp) if entropy else None
+        self._c.polyopt_draw(
+            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _at(scales), _at(uniforms)),
+            *(_at(tokens), _at(logp), _at(entropies), _threads()),
+        )
+        return tokens, logp, entropies
+
+    def split_product(
+        self,
+        left: Float[Tensor, "M K"],
+        right: Float[Tensor, "N K"],
+        bias: Float[Tensor, " N"] | None = None,
+        out: Float[Tensor, "M N"] | None = None,
+    ) -> Float[Tensor, "M N"]:
+        """left @ right^T + bias on AMX, as exact as float32; added to `out` if that is given.
+
+        Either factor may be a transposed view.
+        """
+        (m, terms), n = left.shape, right.shape[0]
+        add = out is not None
+        if out is None:
+            out = torch.empty(m, n)
+        left, right = _lines(left), _lines(right)
+        with self._busy:
+            need = self._c.polyopt_amx_space(_int(m), _int(n), _int(terms))
+            if need > len(self._space):
+                self._space = torch.empty(need, dtype=torch.int32)
+            self._c.polyopt_amx_product(
+                *(_at(left), _int(left.stride(0)), _int(left.stride(1)), _int(m)),
+                *(_at(right), _int(right.stride(0)), _int(right.stride(1)), _int(n)),
+                *(_int(terms), _at(bias), _at(out), _int(out.stride(0)), int(add)),
+                *(_at(self._space), _threads()),
+            )
+        return out
+
 
 @functools.cache
 def native() -> Library | None:
@@ -84,6 +179,11 @@ def _int(value: int) -> ctypes.c_int64:
 def _at(tensor: Tensor | None) -> ctypes.c_void_p:
     """Address of a tensor's numbers, NULL for None."""
     return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+
+
+def _lines(factor: Tensor) -> Tensor:
+    """The matrix with neighbours in memory along one of its dimensions."""
+    return factor if 1 in factor.stride() else factor.contiguous()
 
 
 def _threads() -> int:

@@ -9,12 +9,6 @@ INLINE vec load_part(const float *p, int64_t count, float fill) {
     return v;
 }
 
-/* Sums over a row of w = exp(z - max) and of (z - max) * w, in double over blocks of lanes. */
-typedef struct {
-    double weight, weighted;
-    float most;
-} RowSums;
-
 static float row_max(const float *z, int64_t columns, float scale) {
     vec most = splat(-INFINITY);
     int64_t i = 0;
@@ -23,44 +17,54 @@ static float row_max(const float *z, int64_t columns, float scale) {
     return max_of(most);
 }
 
-#define BLOCK 256
+#define BLOCK 256 /* columns whose weights are summed in float32 before they go into a double */
 
-static RowSums row_sums(const float *z, int64_t columns, float scale, int entropy) {
-    RowSums sums = {0, 0, row_max(z, columns, scale)};
-    for (int64_t start = 0; start < columns; start += BLOCK) {
-        int64_t end = start + BLOCK < columns ? start + BLOCK : columns, i = start;
-        vec weight = splat(0), weighted = splat(0);
-        for (; i < end; i += LANES) {
-            vec x = i + LANES <= end ? load(z + i) : load_part(z + i, end - i, -INFINITY);
-            vec shifted = x * scale - sums.most, w = exp_of(shifted);
-            weight += w;
-            if (entropy) weighted += select_of(w > splat(0), shifted, splat(0)) * w;
-        }
-        sums.weight += sum_of(weight);
-        sums.weighted += sum_of(weighted);
-    }
-    return sums;
-}
+/* What is known of the softmax of a row of z * scale after some of its columns: the largest entry,
+ * the sum of the weights w = exp(z * scale - most), the sum of (z * scale - most) * w, and the
+ * target's entry. */
+typedef struct {
+    double most, weight, weighted, target;
+} RowSums;
 
-/* Of each row of z * scale: its logsumexp, log p of its target, and its entropy unless NULL. */
-void polyopt_log_softmax(const float *z, int64_t rows, int64_t columns, const int64_t *targets,
-                         float scale, float *norm, float *logp, float *entropy, int threads) {
+/* Take in columns first.. of all rows; entropies need `weighted`. */
+void polyopt_softmax_sums(const float *z, int64_t rows, int64_t columns, int64_t first,
+                          const int64_t *targets, float scale, int weighted, RowSums *of,
+                          int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         const float *row = z + r * columns;
-        RowSums sums = row_sums(row, columns, scale, entropy != NULL);
-        double log_weight = log(sums.weight);
-        norm[r] = (float)(sums.most + log_weight);
-        logp[r] = (float)((double)(row[targets[r]] * scale - sums.most) - log_weight);
-        if (entropy) entropy[r] = (float)(log_weight - sums.weighted / sums.weight);
+        RowSums *sums = of + r;
+        float most = row_max(row, columns, scale);
+        if (most < sums->most) most = (float)sums->most;
+        if (sums->weight > 0) {
+            double shift = sums->most - most, shrink = exp(shift);
+            sums->weighted = shrink * (sums->weighted + shift * sums->weight);
+            sums->weight *= shrink;
+        }
+        sums->most = most;
+        for (int64_t start = 0; start < columns; start += BLOCK) {
+            int64_t end = start + BLOCK < columns ? start + BLOCK : columns;
+            vec weight = splat(0), product = splat(0);
+            for (int64_t i = start; i < end; i += LANES) {
+                vec x = i + LANES <= end ? load(row + i) : load_part(row + i, end - i, -INFINITY);
+                vec shifted = x * scale - most, w = exp_of(shifted);
+                weight += w;
+                if (weighted) product += select_of(w > splat(0), shifted, splat(0)) * w;
+            }
+            sums->weight += sum_of(weight);
+            sums->weighted += sum_of(product);
+        }
+        int64_t target = targets[r] - first;
+        if (target >= 0 && target < columns) sums->target = row[target] * scale;
     }
 }
 
-/* dL/dz in place of z, from the gradients of log p and of the entropy (or NULL):
+/* dL/dz of columns first.. in place of z, from the gradients of log p and of the entropy (or NULL):
  * scale * (grad_logp * (onehot - p) - grad_entropy * p * (log p + entropy)). */
-void polyopt_log_softmax_gradient(float *z, int64_t rows, int64_t columns, const int64_t *targets,
-                                  float scale, const float *norm, const float *entropy,
-                                  const float *grad_logp, const float *grad_entropy, int threads) {
+void polyopt_softmax_gradient(float *z, int64_t rows, int64_t columns, int64_t first,
+                              const int64_t *targets, float scale, const float *norm,
+                              const float *entropy, const float *grad_logp,
+                              const float *grad_entropy, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
     for (int64_t r = 0; r < rows; r++) {
         float *row = z + r * columns;
@@ -74,7 +78,8 @@ void polyopt_log_softmax_gradient(float *z, int64_t rows, int64_t columns, const
             vec d = -p * (base + bend * select_of(p > splat(0), lp, splat(0)));
             memcpy(row + i, &d, sizeof(float) * (size_t)count);
         }
-        row[targets[r]] += slope;
+        int64_t target = targets[r] - first;
+        if (target >= 0 && target < columns) row[target] += slope;
     }
 }
 
