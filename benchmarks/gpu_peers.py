@@ -77,7 +77,7 @@ def plain_step(given: Setting) -> Callable[[], None]:
     def step() -> None:
         with torch.no_grad(), torch.autocast(given.device, dtype=torch.bfloat16):
             ids = generate()
-        for part, weight in zip(ids.split(micro), credit.split(micro), strict=True):
+        for part, weight in zip(torch.split(ids, micro), torch.split(credit, micro), strict=True):
             with torch.autocast(given.device, dtype=torch.bfloat16):
                 logits = model(input_ids=part, logits_to_keep=work.new_tokens + 1).logits[:, :-1]
             logp = log_probs(logits, part[:, -work.new_tokens :])

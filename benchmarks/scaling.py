@@ -23,6 +23,7 @@ from workloads import Workload, llama, policy_of, trainer_of
 
 from polyopt.report.intervals import Estimate
 from polyopt.report.picture import Picture
+from polyopt.report.series import Values
 
 CLIFF = 1.3
 LINE, POINT = "#1f66d0", "#d9591a"
@@ -60,13 +61,13 @@ class Fit:
 
 def sweeps(quick: bool, model: str) -> list[Sweep]:
     """The three sweeps."""
+    lengths: Sequence[int] = (8, 16, 32, 64, 128, 256)
+    groups: Sequence[int] = (8, 16, 24, 32, 48, 64)
+    shapes: Sequence[str] = ("64x2x2048", "128x4x2048", "192x6x2048", "256x8x2048", "384x8x2048")
+    base = Workload(model, 4, 8, 64, 32)
     if quick:
         base, lengths, groups = Workload("embedded", 2, 4, 8, 4), (2, 4, 8), (2, 4, 8)
-        shapes: tuple[str, ...] = ("32x1x320", "32x2x320", "64x2x320")
-    else:
-        base, lengths, groups = Workload(model, 2, 8, 64, 32), (8, 16, 32, 64, 128, 256), ()
-        groups = (8, 16, 24, 32, 48, 64)
-        shapes = ("64x2x2048", "128x4x2048", "192x6x2048", "256x8x2048", "384x8x2048")
+        shapes = ("32x1x320", "32x2x320", "64x2x320")
     long = [dataclasses.replace(base, new_tokens=n) for n in lengths]
     wide = [dataclasses.replace(base, rollouts=n) for n in groups]
     big = [dataclasses.replace(base, model=shape, prompt_tokens=8) for shape in shapes]
@@ -140,8 +141,8 @@ def draw(sweep: Sweep, y: Sequence[float], line: Fit, out: Path) -> None:
     )
     picture = Picture(f"Seconds per step by {sweep.axis}", facts, caption)
     left = picture.panel(0, 2, "seconds", share=False)
-    fitted = [line.a + line.b * value for value in x]
-    left.scale(x, [*y, *fitted], along=sweep.unit)
+    fitted: Values = [line.a + line.b * value for value in x]
+    left.scale(x, [*y, *(line.a + line.b * value for value in x)], along=sweep.unit)
     left.line(x, fitted, LINE)
     left.points({v: Estimate(s, None, None) for v, s in zip(x, y, strict=True)}, POINT, labels=True)
     right = picture.panel(1, 2, "measured / fitted", share=False)
