@@ -58,7 +58,7 @@ def mixed_requests() -> list[SampleRequest]:
     """Groups of unequal sizes, prompts, prefixes, lengths and distributions."""
     return [
         request(
-            seed=i,
+            seed=100 + i,
             prompt=tuple(range(10, 13 + i % 4)),
             prefix=(1, 2, 3)[: i % 3],
             max_tokens=4 + (i * 5) % 17,
