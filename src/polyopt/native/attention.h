@@ -34,68 +34,92 @@ static void store_value(float *head, int64_t slot, const float *value, int64_t d
     for (int64_t d = dim; d < padded(dim); d++) to[d] = 0;
 }
 
-/* `n` (a constant after inlining) queries times two blocks of keys. */
-INLINE void score_tile(const int n, const float *q, int64_t dim, const float *keys, float *scores,
-                       int64_t stride) {
-    vec first[4], second[4];
-    for (int i = 0; i < n; i++) first[i] = second[i] = splat(0);
-    for (int64_t d = 0; d < dim; d++) {
-        vec a = load(keys + d * LANES), b = load(keys + (dim + d) * LANES);
-        for (int i = 0; i < n; i++) {
-            vec x = splat(q[i * dim + d]);
-            first[i] += x * a;
-            second[i] += x * b;
-        }
-    }
-    for (int i = 0; i < n; i++) {
-        store(scores + i * stride, first[i]);
-        store(scores + i * stride + LANES, second[i]);
-    }
-}
-
-/* Scores [queries, PAGE] of queries [queries, D] on a page; those beyond its end are arbitrary. */
-static void score_page(const float *q, int64_t queries, int64_t dim, const float *head,
-                       float *scores, int64_t stride) {
-    for (int64_t block = 0; block < PAGE / LANES; block += 2) {
-        const float *keys = head + block * dim * LANES;
-        for (int64_t i = 0; i < queries; i += 4) {
-            const float *from = q + i * dim;
-            float *to = scores + i * stride + block * LANES;
-            switch (queries - i) {
-            case 1: score_tile(1, from, dim, keys, to, stride); break;
-            case 2: score_tile(2, from, dim, keys, to, stride); break;
-            case 3: score_tile(3, from, dim, keys, to, stride); break;
-            default: score_tile(4, from, dim, keys, to, stride);
+/* `n` queries times `blocks` blocks of keys. Sums go `ways` ways at a time, which hides the latency
+ * of additions; n, blocks and ways are constants after inlining. */
+INLINE void score_tile(const int n, const int blocks, const int ways, const float *q, int64_t dim,
+                       const float *keys, float *scores, int64_t stride) {
+    vec sum[2][4][2];
+    for (int u = 0; u < ways; u++)
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < blocks; j++) sum[u][i][j] = splat(0);
+    for (int64_t d = 0; d < dim; d += ways)
+        for (int u = 0; u < ways; u++) {
+            vec key[2];
+            for (int j = 0; j < blocks; j++) key[j] = load(keys + (j * dim + d + u) * LANES);
+            for (int i = 0; i < n; i++) {
+                vec x = splat(q[i * dim + d + u]);
+                for (int j = 0; j < blocks; j++) sum[u][i][j] += x * key[j];
             }
         }
-    }
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < blocks; j++) {
+            vec total = sum[0][i][j];
+            if (ways == 2) total += sum[1][i][j];
+            store(scores + i * stride + j * LANES, total);
+        }
 }
 
-/* Columns of out [n, D'] += weights [n, count] values [count, D']; n and vectors are constants. */
-INLINE void value_tile(const int n, const int vectors, const float *weights, int64_t stride,
-                       int64_t count, const float *values, int64_t width, float *out) {
-    vec sum[4][VALUE_VECTORS];
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < vectors; j++) sum[i][j] = load(out + i * width + j * LANES);
-    for (int64_t c = 0; c < count; c++) {
-        vec v[VALUE_VECTORS];
-        for (int j = 0; j < vectors; j++) v[j] = load(values + c * width + j * LANES);
-        for (int i = 0; i < n; i++) {
-            vec w = splat(weights[i * stride + c]);
-            for (int j = 0; j < vectors; j++) sum[i][j] += w * v[j];
+INLINE void score_blocks(const int blocks, const float *q, int64_t queries, int64_t dim,
+                         const float *keys, float *scores, int64_t stride) {
+    for (int64_t i = 0; i < queries; i += 4) {
+        const float *from = q + i * dim;
+        float *to = scores + i * stride;
+        switch (queries - i) {
+        case 1: score_tile(1, blocks, 2, from, dim, keys, to, stride); break;
+        case 2: score_tile(2, blocks, 2, from, dim, keys, to, stride); break;
+        case 3: score_tile(3, blocks, 1, from, dim, keys, to, stride); break;
+        default: score_tile(4, blocks, 1, from, dim, keys, to, stride);
         }
     }
-    for (int i = 0; i < n; i++)
-        for (int j = 0; j < vectors; j++) store(out + i * width + j * LANES, sum[i][j]);
 }
 
-INLINE void value_rows(const int n, const float *weights, int64_t stride, int64_t count,
-                       const float *values, int64_t width, float *out) {
+/* Scores [queries, count] of queries [queries, D] on a page, and arbitrary ones up to the end of
+ * the last block. */
+static void score_page(const float *q, int64_t queries, int64_t count, int64_t dim,
+                       const float *head, float *scores, int64_t stride) {
+    int64_t at = 0;
+    for (; at + LANES < count; at += 2 * LANES)
+        score_blocks(2, q, queries, dim, head + at * dim, scores + at, stride);
+    if (at < count) score_blocks(1, q, queries, dim, head + at * dim, scores + at, stride);
+}
+
+/* Columns of out [n, D'] += weights [n, count] values [count, D']; n, vectors and ways are constants
+ * after inlining. */
+INLINE void value_tile(const int n, const int vectors, const int ways, const float *weights,
+                       int64_t stride, int64_t count, const float *values, int64_t width,
+                       float *out) {
+    vec sum[4][4][VALUE_VECTORS];
+    for (int u = 0; u < ways; u++)
+        for (int i = 0; i < n; i++)
+            for (int j = 0; j < vectors; j++)
+                sum[u][i][j] = u ? splat(0) : load(out + i * width + j * LANES);
+    int64_t c = 0;
+#define POSITION(u)                                                                  \
+    for (int i = 0; i < n; i++) {                                                    \
+        vec w = splat(weights[i * stride + c + u]);                                  \
+        for (int j = 0; j < vectors; j++)                                            \
+            sum[u][i][j] += w * load(values + (c + u) * width + j * LANES);          \
+    }
+    for (; c + ways <= count; c += ways)
+        for (int u = 0; u < ways; u++) POSITION(u)
+    for (; c < count; c++) POSITION(0)
+#undef POSITION
+    for (int i = 0; i < n; i++)
+        for (int j = 0; j < vectors; j++) {
+            vec total = sum[0][i][j];
+            for (int u = 1; u < ways; u++) total += sum[u][i][j];
+            store(out + i * width + j * LANES, total);
+        }
+}
+
+INLINE void value_rows(const int n, const int ways, const float *weights, int64_t stride,
+                       int64_t count, const float *values, int64_t width, float *out) {
     int64_t d = 0;
     for (; d + VALUE_VECTORS * LANES <= width; d += VALUE_VECTORS * LANES)
-        value_tile(n, VALUE_VECTORS, weights, stride, count, values + d, width, out + d);
-    for (; d < width; d += LANES)
-        value_tile(n, 1, weights, stride, count, values + d, width, out + d);
+        value_tile(n, VALUE_VECTORS, ways, weights, stride, count, values + d, width, out + d);
+    for (; d + 2 * LANES <= width; d += 2 * LANES)
+        value_tile(n, 2, ways, weights, stride, count, values + d, width, out + d);
+    if (d < width) value_tile(n, 1, ways, weights, stride, count, values + d, width, out + d);
 }
 
 /* out [queries, D'] += weights [queries, count] times the page's first `count` values. */
@@ -107,31 +131,34 @@ static void add_values(const float *weights, int64_t stride, int64_t queries, in
         const float *from = weights + i * stride;
         float *to = out + i * width;
         switch (queries - i) {
-        case 1: value_rows(1, from, stride, count, values, width, to); break;
-        case 2: value_rows(2, from, stride, count, values, width, to); break;
-        case 3: value_rows(3, from, stride, count, values, width, to); break;
-        default: value_rows(4, from, stride, count, values, width, to);
+        case 1: value_rows(1, 4, from, stride, count, values, width, to); break;
+        case 2: value_rows(2, 2, from, stride, count, values, width, to); break;
+        case 3: value_rows(3, 1, from, stride, count, values, width, to); break;
+        default: value_rows(4, 1, from, stride, count, values, width, to);
         }
     }
 }
 
-/* Scores [first, last) become their exponentials less `most`, those from `used` on zeros. */
-static vec exponentials(float *scores, int64_t used, int64_t columns, float most) {
-    vec total = splat(0);
-    for (int64_t c = used; c < columns; c++) scores[c] = -INFINITY;
-    for (int64_t c = 0; c < columns; c += LANES) {
+/* Blank out the scores from `used` to the end of its block; the end is returned. */
+INLINE int64_t blank(float *scores, int64_t used) {
+    int64_t end = padded(used);
+    for (int64_t c = used; c < end; c++) scores[c] = -INFINITY;
+    return end;
+}
+
+INLINE vec largest(const float *scores, int64_t end, vec most) {
+    for (int64_t c = 0; c < end; c += LANES) most = larger(load(scores + c), most);
+    return most;
+}
+
+/* Scores become their exponentials less `most`; their sum is added to `total`. */
+INLINE vec exponentials(float *scores, int64_t end, float most, vec total) {
+    for (int64_t c = 0; c < end; c += LANES) {
         vec w = exp_of(load(scores + c) - most);
         store(scores + c, w);
         total += w;
     }
     return total;
-}
-
-static vec largest(const float *scores, int64_t used, vec most) {
-    int64_t c = 0;
-    for (; c + LANES <= used; c += LANES) most = larger(load(scores + c), most);
-    for (; c < used; c++) most[0] = scores[c] > most[0] ? scores[c] : most[0];
-    return most;
 }
 
 #endif

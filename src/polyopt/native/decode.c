@@ -75,10 +75,6 @@ int64_t polyopt_page_floats(int64_t layers, int64_t heads, int64_t dim) {
     return layers * heads * head_floats(dim);
 }
 
-INLINE float *head_at(float *page, const Model *m, int64_t layer, int64_t head) {
-    return page + (layer * m->key_heads + head) * head_floats(m->head_dim);
-}
-
 /* Write `count` tokens' keys and values [K, count, D] of one layer at the start of a sequence. */
 void polyopt_write_pages(float *const *pages, int64_t layer, int64_t heads, int64_t count,
                          int64_t dim, const float *keys, const float *values) {
@@ -158,7 +154,7 @@ static void take_in(const Model *m, const Layer *layer, int64_t index, const Bat
     for (int64_t g = 0; g < share; g++)
         turn(m, layer, rotation, head * share + g, (float)m->scaling, queries + g * dim);
     turn(m, layer, rotation, m->query_heads + head, 1, key);
-    float *page = head_at(sequence->own[at / PAGE], m, index, head);
+    float *page = sequence->own[at / PAGE] + (index * m->key_heads + head) * head_floats(dim);
     store_key(page, at % PAGE, key, dim);
     store_value(page, at % PAGE, key + m->key_heads * dim, dim);
 }
@@ -166,9 +162,63 @@ static void take_in(const Model *m, const Layer *layer, int64_t index, const Bat
 /* softmax of the scores on prompt and completion; one over the sum is taken out of the weights. */
 static float soften(float *scores, int64_t prompt, int64_t own) {
     float *rest = scores + pages_of(prompt) * PAGE;
-    float most = max_of(largest(rest, own, largest(scores, prompt, splat(-INFINITY))));
-    vec total = exponentials(scores, prompt, pages_of(prompt) * PAGE, most);
-    return 1 / sum_of(total + exponentials(rest, own, pages_of(own) * PAGE, most));
+    int64_t end = blank(scores, prompt), own_end = blank(rest, own);
+    float most = max_of(largest(rest, own_end, largest(scores, end, splat(-INFINITY))));
+    vec total = exponentials(scores, end, most, splat(0));
+    return 1 / sum_of(exponentials(rest, own_end, most, total));
+}
+
+INLINE int64_t in_page(int64_t length, int64_t page) {
+    return length - page * PAGE < PAGE ? length - page * PAGE : PAGE;
+}
+
+/* A sequence of `length` positions, seen by one head of one layer. */
+typedef struct {
+    float *const *pages;
+    int64_t length, offset, dim; /* where the head is in a page */
+} View;
+
+INLINE View view_of(const Model *m, int64_t layer, int64_t head, float *const *pages,
+                    int64_t length) {
+    int64_t offset = (layer * m->key_heads + head) * head_floats(m->head_dim);
+    return (View){pages, length, offset, m->head_dim};
+}
+
+INLINE void fetch(const float *from, int64_t floats) {
+    for (int64_t i = 0; i < floats; i += CACHE_LINE) __builtin_prefetch(from + i, 0, 2);
+}
+
+/* Scores of queries on a sequence; meanwhile the next one's keys are fetched. */
+static void score_pages(View v, View next, const float *queries, int64_t count, float *scores,
+                        int64_t stride) {
+    for (int64_t p = 0; p < pages_of(v.length); p++) {
+        if (p < pages_of(next.length))
+            fetch(next.pages[p] + next.offset, padded(in_page(next.length, p)) * v.dim);
+        score_page(queries, count, in_page(v.length, p), v.dim, v.pages[p] + v.offset,
+                   scores + p * PAGE, stride);
+    }
+}
+
+/* out [count, D'] += weights [count, length] times the sequence's values; meanwhile the next one's
+ * are fetched. */
+static void weigh_pages(View v, View next, const float *weights, int64_t stride, int64_t count,
+                        float *out) {
+    for (int64_t p = 0; p < pages_of(v.length); p++) {
+        if (p < pages_of(next.length))
+            fetch(next.pages[p] + next.offset + PAGE * v.dim,
+                  in_page(next.length, p) * padded(v.dim));
+        add_values(weights + p * PAGE, stride, count, in_page(v.length, p), v.dim,
+                   v.pages[p] + v.offset, out);
+    }
+}
+
+/* The completion that is read after row i of a tile: the next row's, or the first row's by the next
+ * head. */
+INLINE View view_after(const Model *m, int64_t layer, int64_t head, const Batch *b,
+                       const int64_t *order, int64_t rows, int64_t i) {
+    int64_t wraps = i + 1 == rows, last = head + wraps == m->key_heads;
+    const Row *row = b->sequences + order[wraps ? 0 : i + 1];
+    return view_of(m, layer, head + wraps, row->own, last ? 0 : row->length);
 }
 
 /* Attention of a tile of rows on one key-value head. */
@@ -176,45 +226,34 @@ static void attend(const Model *m, int64_t index, const Batch *b, int64_t tile, 
                    Work *w, float *memory) {
     const Layer *layer = m->blocks + index;
     int64_t dim = m->head_dim, width = padded(dim), share = m->query_heads / m->key_heads;
-    int64_t first = b->starts[tile], rows = b->starts[tile + 1] - first, stride = b->most_columns;
-    const int64_t *order = b->order + first;
+    int64_t rows = b->starts[tile + 1] - b->starts[tile], stride = b->most_columns;
+    const int64_t *order = b->order + b->starts[tile];
     const Row *lead = b->sequences + order[0];
-    int64_t prompt = lead->prompt_length, shared = pages_of(prompt) * PAGE;
-    float *queries = memory, *out = queries + rows * share * dim;
-    float *scores = out + rows * share * width;
+    int64_t prompt = lead->prompt_length, queries = rows * share;
+    float *query = memory, *out = query + queries * dim, *scores = out + queries * width;
     for (int64_t i = 0; i < rows; i++)
-        take_in(m, layer, index, b, order[i], head, w, queries + i * share * dim);
-    for (int64_t p = 0; p < pages_of(prompt); p++)
-        score_page(queries, rows * share, dim, head_at(lead->prompt[p], m, index, head),
-                   scores + p * PAGE, stride);
-    memset(out, 0, sizeof(float) * (size_t)(rows * share * width));
-    float scales[rows * share];
+        take_in(m, layer, index, b, order[i], head, w, query + i * share * dim);
+    memset(out, 0, sizeof(float) * (size_t)(queries * width));
+    View shared = view_of(m, index, head, lead->prompt, prompt), none = {0};
+    score_pages(shared, none, query, queries, scores, stride);
+    float scales[queries];
     for (int64_t i = 0; i < rows; i++) {
         const Row *row = b->sequences + order[i];
-        float *own = scores + i * share * stride + shared;
-        for (int64_t p = 0; p < pages_of(row->length + 1); p++)
-            score_page(queries + i * share * dim, share, dim, head_at(row->own[p], m, index, head),
-                       own + p * PAGE, stride);
-        for (int64_t q = i * share; q < (i + 1) * share; q++)
-            scales[q] = soften(scores + q * stride, prompt, row->length + 1);
-    }
-    for (int64_t p = 0; p < pages_of(prompt); p++) {
-        int64_t left = prompt - p * PAGE;
-        add_values(scores + p * PAGE, stride, rows * share, left < PAGE ? left : PAGE, dim,
-                   head_at(lead->prompt[p], m, index, head), out);
-    }
-    for (int64_t i = 0; i < rows; i++) {
-        const Row *row = b->sequences + order[i];
+        float *own = scores + i * share * stride + pages_of(prompt) * PAGE;
         float *part = out + i * share * width;
-        for (int64_t p = 0; p < pages_of(row->length + 1); p++) {
-            int64_t left = row->length + 1 - p * PAGE;
-            add_values(scores + i * share * stride + shared + p * PAGE, stride, share,
-                       left < PAGE ? left : PAGE, dim, head_at(row->own[p], m, index, head), part);
-        }
+        View v = view_of(m, index, head, row->own, row->length + 1);
+        View next = view_after(m, index, head, b, order, rows, i);
+        score_pages(v, next, query + i * share * dim, share, own, stride);
+        for (int64_t q = i * share; q < (i + 1) * share; q++)
+            scales[q] = soften(scores + q * stride, prompt, v.length);
+        weigh_pages(v, next, own, stride, share, part);
+    }
+    weigh_pages(shared, none, scores, stride, queries, out);
+    for (int64_t i = 0; i < rows; i++) {
         float *to = w->attended + (order[i] * m->query_heads + head * share) * dim;
         for (int64_t q = 0; q < share; q++)
             for (int64_t d = 0; d < dim; d++)
-                to[q * dim + d] = part[q * width + d] * scales[i * share + q];
+                to[q * dim + d] = out[(i * share + q) * width + d] * scales[i * share + q];
     }
 }
 
