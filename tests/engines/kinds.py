@@ -20,6 +20,7 @@ from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.http import HttpEngine
 from polyopt.engines.local import LocalEngine
+from polyopt.engines.native_decoder import NativeDecoder
 from polyopt.engines.protocol import Engine, SampleRequest
 
 Maker = Callable[..., Engine]
@@ -113,6 +114,7 @@ def _vllm(model: Any) -> Iterator[Maker]:
 ENGINES = {
     "local-generic": Kind(_local(GenericDecoder)),
     "local-fast": Kind(_local(FastDecoder)),
+    "local-native": Kind(_local(NativeDecoder)),
     "http": Kind(_http_stand_in, OUTSIDE, draws=300),
     "http-vllm": Kind(_http_vllm, OUTSIDE, "llama-wide", slow=True, draws=1000),
     "vllm": Kind(_vllm, OUTSIDE, "llama-wide", slow=True),

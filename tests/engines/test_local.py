@@ -15,10 +15,11 @@ from polyopt.distribution import Distribution
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.local import LocalEngine, choose_decoder
+from polyopt.engines.native_decoder import NativeDecoder
 from polyopt.engines.protocol import Sample
 from polyopt.errors import UserError
 
-DECODERS = (GenericDecoder, FastDecoder)
+DECODERS = (GenericDecoder, FastDecoder, NativeDecoder)
 
 
 def engine(model: nn.Module, decoder: Any = choose_decoder, **options: Any) -> LocalEngine:
@@ -39,14 +40,15 @@ def test_every_architecture_samples_what_its_plain_forward_says(architecture: st
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_fast_decoder_is_taken_where_it_can_be(architecture: str) -> None:
-    kind = FastDecoder if architecture in FAST else GenericDecoder
+    kind = NativeDecoder if architecture in FAST else GenericDecoder
     assert isinstance(choose_decoder(small_model(architecture)), kind)
 
 
+@pytest.mark.parametrize("decoder", DECODERS[1:])
 @pytest.mark.parametrize("architecture", sorted(FAST))
-def test_fast_and_generic_decoding_agree(architecture: str) -> None:
+def test_fast_and_generic_decoding_agree(architecture: str, decoder: Any) -> None:
     model = small_model(architecture)
-    fast = engine(model, FastDecoder, max_rows=4).sample(mixed_requests())
+    fast = engine(model, decoder, max_rows=4).sample(mixed_requests())
     generic = engine(model, GenericDecoder, max_rows=4).sample(mixed_requests())
     assert all(same(a, b) for a, b in zip(fast, generic, strict=True))
 

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from functools import cached_property
+from itertools import islice
 
 from polyopt.engines.decoder import Decoder, Prefill, RowShape, Segment, Work
 from polyopt.engines.protocol import SampleRequest
@@ -22,25 +25,18 @@ class Ticket:
     request: SampleRequest
     group: int
 
-    @property
+    @cached_property
     def key(self) -> Key:
-        """The segment it continues."""
-        return _key(self.request)
+        """The segment it continues; an empty prompt's prefix takes the prompt's place."""
+        request = self.request
+        return (request.prompt, request.prefix) if request.prompt else (request.prefix, ())
 
-    @property
-    def _completion(self) -> int:
-        """Most tokens after what counts as its prompt."""
-        return self.request.max_tokens - (0 if self.request.prompt else len(self.request.prefix))
-
-    @property
+    @cached_property
     def shape(self) -> RowShape:
-        """The room its row needs."""
-        return RowShape(len(self.key[0]), self._completion, self.group)
-
-
-def _key(request: SampleRequest) -> Key:
-    """Prompt and prefix; an empty prompt's prefix takes its place."""
-    return (request.prompt, request.prefix) if request.prompt else (request.prefix, ())
+        """The room its row needs: the prompt, and the most tokens after what counts as that."""
+        prompt, prefix = self.key
+        beyond = len(self.request.prefix) - len(prefix)
+        return RowShape(len(prompt), self.request.max_tokens - beyond, self.group)
 
 
 class Segments:
@@ -170,13 +166,16 @@ class Queue:
         self._work.most_cache_bytes = max(self._work.most_cache_bytes, total)
 
     def _fitting(self, rows: Sequence[Ticket], segments: Segments) -> list[Ticket]:
-        wave: list[Ticket] = []
-        shapes = [t.shape for t in rows]
-        while self._tickets and len(shapes) < self._max_rows:
-            ticket = self._tickets[0]
-            shapes.append(ticket.shape)
-            need = self._decoder.row_bytes(shapes) + segments.bytes_with([*wave, ticket])
-            if need > self._budget:
-                break
-            wave.append(self._tickets.popleft())
-        return wave
+        """The first tickets that fit; more tickets never need less memory."""
+        free = min(self._max_rows - len(rows), len(self._tickets))
+        first = list(islice(self._tickets, free))
+        shapes = [t.shape for t in (*rows, *first)]
+
+        def too_much(count: int) -> bool:
+            need = self._decoder.row_bytes(shapes[: len(rows) + count])
+            return need + segments.bytes_with(first[:count]) > self._budget
+
+        fitting = free if free and not too_much(free) else 0
+        if not fitting:
+            fitting = max(0, bisect_left(range(1, free + 1), True, key=too_much))
+        return [self._tickets.popleft() for _ in range(fitting)]

@@ -94,13 +94,13 @@ class Decoder(Protocol):
         """Forget the row's content; it must be placed or moved over before the next step."""
 
     def move(self, source: int, target: int) -> None:
-        """Copy row `source` over row `target`."""
+        """Row `source` becomes row `target`, which was released; `source` is released."""
 
     def shrink(self, rows: int) -> None:
         """Forget all rows from `rows` on; with none left, the memory is free again."""
 
     def step(self, tokens: Sequence[int]) -> Tensor:
-        """Append one token to each row; the logits [R, V] after it."""
+        """Append one token to each row; the logits [R, V] after it, until the next step."""
 
     def row_bytes(self, rows: Sequence[RowShape]) -> int:
         """Cache memory for rows of these shapes, segments not counted."""

@@ -30,9 +30,13 @@ class RotaryTable:
 
     def at(self, positions: Int[Tensor, " R"], last: int) -> Complex[Tensor, "R D/2"]:
         """Rotations at these positions, none of which passes `last`."""
+        return self.upto(last).index_select(0, positions)
+
+    def upto(self, last: int) -> Complex[Tensor, "P D/2"]:
+        """Rotations at positions 0 to `last` at least."""
         if last >= len(self._table):
             self._table = self._compute(2 * last)
-        return self._table.index_select(0, positions)
+        return self._table
 
 
 def rotations(table: Complex[Tensor, "R D/2"], geometry: Geometry) -> Complex[Tensor, "R H+K D/2"]:
@@ -66,5 +70,4 @@ def feed_forward(
 ) -> Float[Tensor, "R I"]:
     """The gated MLP on the normed hidden state."""
     normed = F.rms_norm(hidden, hidden.shape[-1:], block.mlp_norm, geometry.norm_eps)
-    gate, up = block.gate_up(normed).chunk(2, dim=-1)
-    return block.down(F.silu(gate).mul_(up))
+    return block.down(F.silu(block.gate(normed)).mul_(block.up(normed)))

@@ -26,6 +26,7 @@ from polyopt.engines.fast_block import (
 )
 from polyopt.engines.fast_cache import CompletionCache, PromptCache, padding_mask
 from polyopt.engines.fast_prefill import prefill
+from polyopt.engines.fast_projection import projection
 from polyopt.engines.fast_weights import (
     Weights,
     fingerprint,
@@ -62,7 +63,7 @@ class FastDecoder:
         PyTorch's fused optimizers change weights without raising their version counters, so after
         an update there is nothing to compare: whoever updates the weights must say so.
         """
-        self._weights = read_weights(self.model)
+        self._weights = read_weights(self.model, projection)
         self._read = fingerprint(self.model)
 
     def refresh(self) -> None:

@@ -1,13 +1,13 @@
-"""The weights of Llama-like models as the fast decoder wants them.
+"""The weights of Llama-like models as the fast decoders want them.
 
-Q, K and V are one projection, gate and up are another. The two halves that rotary embeddings turn
+Q, K and V are one projection. The two halves that rotary embeddings turn
 against each other are interleaved in the rows of Q and K, so a rotation is one complex product;
 scores don't change, as queries and keys are permuted alike.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,10 +16,14 @@ from jaxtyping import Float
 from torch import Tensor, nn
 from transformers import PreTrainedModel
 
-from polyopt.engines.fast_projection import Projection, projection
+from polyopt.engines.fast_projection import Projection
 
 FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
 STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
+
+
+Project = Callable[[Tensor, Tensor | None], Projection]
+"""Makes the projection of a weight and a bias."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +47,8 @@ class LayerWeights:
     head_norm: Float[Tensor, "H+K D"] | None
     out: Projection
     mlp_norm: Tensor
-    gate_up: Projection
+    gate: Projection
+    up: Projection
     down: Projection
 
 
@@ -110,19 +115,19 @@ def fingerprint(model: PreTrainedModel) -> Hashable:
     return weights, adapters
 
 
-def read_weights(model: PreTrainedModel) -> Weights:
+def read_weights(model: PreTrainedModel, project: Project) -> Weights:
     """Copy the model's weights as they are now, with LoRA adapters added in."""
     geometry = geometry_of(model)
     inner: Any = model.model
     return Weights(
         embedding=inner.embed_tokens.weight.detach(),
-        layers=[_layer(block, geometry) for block in inner.layers],
+        layers=[_layer(block, geometry, project) for block in inner.layers],
         norm=inner.norm.weight.detach(),
-        head=projection(*_affine(_head(model))),
+        head=project(*_affine(_head(model))),
     )
 
 
-def _layer(block: Any, geometry: Geometry) -> LayerWeights:
+def _layer(block: Any, geometry: Geometry, project: Project) -> LayerWeights:
     attention, mlp = block.self_attn, block.mlp
     heads = (geometry.query_heads, geometry.key_heads)
     parts = [_affine(m) for m in (attention.q_proj, attention.k_proj, attention.v_proj)]
@@ -136,22 +141,23 @@ def _layer(block: Any, geometry: Geometry) -> LayerWeights:
         head_norm = torch.cat([n.expand(c, -1) for n, c in zip(norms, heads, strict=True)])
     return LayerWeights(
         input_norm=block.input_layernorm.weight.detach(),
-        qkv=_joined([*qkv, parts[2]]),
+        qkv=project(*_joined([*qkv, parts[2]])),
         head_norm=head_norm,
-        out=projection(*_affine(attention.o_proj)),
+        out=project(*_affine(attention.o_proj)),
         mlp_norm=block.post_attention_layernorm.weight.detach(),
-        gate_up=_joined([_affine(mlp.gate_proj), _affine(mlp.up_proj)]),
-        down=projection(*_affine(mlp.down_proj)),
+        gate=project(*_affine(mlp.gate_proj)),
+        up=project(*_affine(mlp.up_proj)),
+        down=project(*_affine(mlp.down_proj)),
     )
 
 
-def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> Projection:
-    """One projection that computes several at once."""
+def _joined(parts: list[tuple[Tensor, Tensor | None]]) -> tuple[Tensor, Tensor | None]:
+    """Weight and bias of one affine map that computes several at once."""
     weights = torch.cat([weight for weight, _ in parts])
     if all(bias is None for _, bias in parts):
-        return projection(weights)
+        return weights, None
     biases = [w.new_zeros(len(w)) if bias is None else bias for w, bias in parts]
-    return projection(weights, torch.cat(biases))
+    return weights, torch.cat(biases)
 
 
 def _interleave(rows: Tensor, heads: int) -> Tensor:

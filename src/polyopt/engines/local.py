@@ -16,6 +16,7 @@ from polyopt.engines.decoder import Decoder, Work
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.fast_weights import why_unsupported
 from polyopt.engines.generic_decoder import GenericDecoder
+from polyopt.engines.native_decoder import NativeDecoder, why_not_native
 from polyopt.engines.protocol import Finish, Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
 from polyopt.errors import UserError
@@ -25,7 +26,9 @@ if TYPE_CHECKING:
 
 
 def choose_decoder(model: PreTrainedModel) -> Decoder:
-    """The fast decoder on CPUs for the families it knows, else the model's own forward."""
+    """The fastest decoder that runs the model here; any model decodes by its own forward."""
+    if why_not_native(model) is None:
+        return NativeDecoder(model)
     if model.device.type == "cpu" and why_unsupported(model) is None:
         return FastDecoder(model)
     return GenericDecoder(model)

@@ -2,3 +2,4 @@
 #include "products.c"
 #include "amx.c"
 #include "rows.c"
+#include "decode.c"

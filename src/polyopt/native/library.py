@@ -24,18 +24,32 @@ class Library:
     """
 
     def __init__(self, handle: ctypes.CDLL) -> None:
-        self._c = handle
-        for name in ("polyopt_packed_size", "polyopt_amx_space", "polyopt_lanes"):
+        self.handle = self._c = handle
+        for name in (
+            "polyopt_packed_size",
+            "polyopt_amx_space",
+            "polyopt_lanes",
+            "polyopt_step_floats",
+            "polyopt_page_positions",
+            "polyopt_page_floats",
+        ):
             if hasattr(handle, name):
                 getattr(handle, name).restype = ctypes.c_int64
         self.has_amx = bool(handle.polyopt_has_amx())
         self._space = torch.empty(0, dtype=torch.int32)
         self._busy = threading.Lock()
 
-    def pack(self, weight: Float[Tensor, "O I"]) -> Float[Tensor, " P"]:
+    def packed_size(self, weight: Float[Tensor, "O I"]) -> int:
+        """Numbers that the packed weight takes."""
+        outputs, inputs = weight.shape
+        return int(self._c.polyopt_packed_size(_int(outputs), _int(inputs)))
+
+    def pack(
+        self, weight: Float[Tensor, "O I"], into: Float[Tensor, " P"] | None = None
+    ) -> Float[Tensor, " P"]:
         """A weight in the layout that `product` and decoding steps read."""
         outputs, inputs = weight.shape
-        packed = torch.empty(self._c.polyopt_packed_size(_int(outputs), _int(inputs)))
+        packed = torch.empty(self.packed_size(weight)) if into is None else into
         self._c.polyopt_pack(
             _at(weight.contiguous()), _int(outputs), _int(inputs), _at(packed), _threads()
         )

@@ -7,17 +7,21 @@ int64_t polyopt_packed_size(int64_t outputs, int64_t inputs) {
     return panels_of(outputs) * TILE_COLUMNS * inputs;
 }
 
+#define PACK_INPUTS 64 /* inputs of a panel that are written together: they stay in the cache */
+
 void polyopt_pack(const float *weight, int64_t outputs, int64_t inputs, float *panels, int threads) {
 #pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t p = 0; p < panels_of(outputs); p++) {
-        float *panel = panels + p * TILE_COLUMNS * inputs;
-        for (int64_t c = 0; c < TILE_COLUMNS; c++) {
-            int64_t output = p * TILE_COLUMNS + c;
-            const float *row = weight + output * inputs;
-            for (int64_t k = 0; k < inputs; k++)
-                panel[k * TILE_COLUMNS + c] = output < outputs ? row[k] : 0;
+    for (int64_t p = 0; p < panels_of(outputs); p++)
+        for (int64_t start = 0; start < inputs; start += PACK_INPUTS) {
+            int64_t count = inputs - start < PACK_INPUTS ? inputs - start : PACK_INPUTS;
+            float *panel = panels + (p * inputs + start) * TILE_COLUMNS;
+            for (int64_t c = 0; c < TILE_COLUMNS; c++) {
+                int64_t output = p * TILE_COLUMNS + c;
+                const float *row = weight + output * inputs + start;
+                for (int64_t k = 0; k < count; k++)
+                    panel[k * TILE_COLUMNS + c] = output < outputs ? row[k] : 0;
+            }
         }
-    }
 }
 
 /* y [rows, outputs] = x [rows, inputs] W^T + b. */

@@ -1,0 +1,124 @@
+"""Decoding Llama-like models in C: a step of all rows is one call."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Sequence
+
+import torch
+from jaxtyping import Float
+from torch import Tensor
+from transformers import PreTrainedModel
+
+from polyopt.engines.decoder import Prefill, RowShape, Segment
+from polyopt.engines.fast_block import RotaryTable
+from polyopt.engines.fast_prefill import prefill
+from polyopt.engines.fast_weights import fingerprint, geometry_of, why_unsupported
+from polyopt.engines.native_cache import PagedCache
+from polyopt.engines.native_weights import NativeWeights
+from polyopt.errors import UserError
+from polyopt.native.decoding import Decoding
+from polyopt.native.library import native
+
+
+def why_not_native(model: PreTrainedModel) -> str | None:
+    """What keeps the model from the C kernels, or None."""
+    if native() is None:
+        return "a machine without a C compiler"
+    if model.device.type != "cpu":
+        return f"a model on {model.device.type}"
+    if kinds := {p.dtype for p in model.parameters()} - {torch.float32}:
+        return f"weights of type {', '.join(sorted(map(str, kinds)))}"
+    return why_unsupported(model)
+
+
+class NativeDecoder:
+    """`Decoder` for the families of `fast_weights.FAMILIES` in float32."""
+
+    def __init__(self, model: PreTrainedModel) -> None:
+        if reason := why_not_native(model):
+            raise UserError(f"the native decoder doesn't run {reason}; use GenericDecoder.")
+        kernels = native()
+        assert kernels is not None
+        self.model = model
+        self.geometry = geometry_of(model)
+        sizes = (self.geometry.layers, self.geometry.key_heads, self.geometry.head_dim)
+        self._decoding = Decoding(kernels, *sizes)
+        self._weights = NativeWeights(kernels, self.geometry)
+        self._cache = PagedCache(
+            self._decoding, self.geometry.query_heads // self.geometry.key_heads
+        )
+        self._rotary = RotaryTable(model)
+        self._read: Hashable = None
+        self._logits = torch.empty(0, 0)
+        self.token_bytes = 8 * self.geometry.layers * self.geometry.key_heads
+        self.token_bytes *= self.geometry.head_dim
+
+    def reload(self) -> None:
+        """Pack the weights again.
+
+        PyTorch's fused optimizers change weights without raising their version counters, so after
+        an update there is nothing to compare: whoever updates the weights must say so.
+        """
+        self._weights.read(self.model)
+        self._read = fingerprint(self.model)
+
+    def refresh(self) -> None:
+        """Pack the weights again if a change shows (a replaced weight, a switched adapter)."""
+        if fingerprint(self.model) != self._read:
+            self.reload()
+
+    @torch.inference_mode()
+    def prefill(self, jobs: Sequence[Prefill]) -> list[Segment]:
+        """All segments in one pass over their tokens."""
+        return prefill(self._weights.weights, self.geometry, self._rotary, jobs)
+
+    def row_bytes(self, rows: Sequence[RowShape]) -> int:
+        """Bytes of the rows' pages."""
+        return self._cache.needed(rows) * self._cache.pages.page_bytes
+
+    @property
+    def reserved_bytes(self) -> int:
+        """Bytes of all pages that there may be."""
+        return self._cache.pages.room * self._cache.pages.page_bytes
+
+    def reserve(self, rows: Sequence[RowShape], most_bytes: int) -> None:
+        """Allow for the rows' pages."""
+        self._cache.reserve(rows, most_bytes)
+
+    def place(self, row: int, segment: Segment) -> None:
+        """Share the prompt, copy the completion's prefix."""
+        self._cache.place(row, segment)
+
+    def release(self, row: int) -> None:
+        """Give back the row's pages."""
+        self._cache.release(row)
+
+    def move(self, source: int, target: int) -> None:
+        """Hand one row's pages to another."""
+        self._cache.move(source, target)
+
+    def shrink(self, rows: int) -> None:
+        """Forget the last rows."""
+        self._cache.shrink(rows)
+        if rows == 0:
+            self._logits = torch.empty(0, 0)
+
+    @torch.inference_mode()
+    def step(self, tokens: Sequence[int]) -> Float[Tensor, "R V"]:
+        """One token for every row."""
+        cache, vocabulary = self._cache, self._weights.struct.head.outputs
+        if len(self._logits) < len(tokens):
+            self._logits = torch.empty(len(tokens), vocabulary)
+        cache.grow()
+        logits = self._logits[: len(tokens)]
+        self._decoding.step(
+            self._weights.struct,
+            tokens,
+            cache.sequences,
+            cache.tiles,
+            cache.columns,
+            self._rotary.upto(cache.last_position),
+            logits,
+        )
+        cache.advance()
+        return logits
