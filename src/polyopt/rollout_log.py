@@ -17,7 +17,10 @@ COLUMNS = {
     "ratio": "ratio",
     "loss_weight": "loss_weight",
 }
-"""Numbers of each token, and the columns of the batch that they are."""
+"""Numbers of each token, and the columns of the batch that they are.
+
+Where several parts give credit, each part's share stands beside them as `advantages/PART`.
+"""
 
 
 def logged_rollouts(
@@ -56,7 +59,8 @@ def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, An
         "tokens": policy.token_texts(token_ids),
         "mask": batch.mask[i, :length].int().tolist(),
     }
-    for name, column in COLUMNS.items():
+    parts = {name: name for name in batch.columns if name.startswith("advantages/")}
+    for name, column in (COLUMNS | (parts if len(parts) > 1 else {})).items():
         if column in batch:
             row[name] = [float(f"{v:.5g}") for v in batch[column][i, :length].tolist()]
     return row

@@ -30,8 +30,10 @@ STYLES = ("page.css", "rollouts.css")
 SCRIPTS = (
     "format.js",
     "charts.js",
+    "distributions.js",
     "curves.js",
     "summary.js",
+    "colours.js",
     "tokens.js",
     "rollouts.js",
     "main.js",
