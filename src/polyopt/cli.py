@@ -218,7 +218,11 @@ def _report(options: argparse.Namespace) -> int:
 
     if not (options.run / "run.json").is_file():
         raise UserError(f"{options.run} is no run folder (no run.json).")
-    print(write_report(options.run))
+    if options.rollout_megabytes <= 0:
+        raise UserError(
+            f"--rollout-megabytes is {options.rollout_megabytes:g}: it must be above 0."
+        )
+    print(write_report(options.run, round(1e6 * options.rollout_megabytes)))
     return 0
 
 

@@ -63,6 +63,12 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--run", type=Path, help="run folder (default: a new one under runs/)")
     report = commands.add_parser("report", help="write a run's report.html anew")
     report.add_argument("run", type=Path, help="run folder")
+    report.add_argument(
+        "--rollout-megabytes",
+        type=float,
+        default=5.0,
+        help="most megabytes of rollouts in the page; more takes longer to open (default 5)",
+    )
     doctor = commands.add_parser(
         "doctor", help="name what is wrong with a run; exits with 1 if something serious is"
     )

@@ -10,6 +10,18 @@ from polyopt.batch import Batch
 from polyopt.models.policy import Policy
 from polyopt.trainer import StepResult
 
+COLUMNS = {
+    "advantages": "advantages",
+    "logp": "logp_sampler",
+    "entropy": "entropy",
+    "ratio": "ratio",
+    "loss_weight": "loss_weight",
+}
+"""Numbers of each token, and the columns of the batch that they are.
+
+Where several parts give credit, each part's share stands beside them as `advantages/PART`.
+"""
+
 
 def logged_rollouts(
     result: StepResult, policy: Policy, step: int, groups: int
@@ -47,11 +59,8 @@ def _logged_row(batch: Batch, i: int, policy: Policy, step: int) -> dict[str, An
         "tokens": policy.token_texts(token_ids),
         "mask": batch.mask[i, :length].int().tolist(),
     }
-    for name, column in (
-        ("advantages", "advantages"),
-        ("logp", "logp_sampler"),
-        ("entropy", "entropy"),
-    ):
+    parts = {name: name for name in batch.columns if name.startswith("advantages/")}
+    for name, column in (COLUMNS | (parts if len(parts) > 1 else {})).items():
         if column in batch:
-            row[name] = [round(v, 5) for v in batch[column][i, :length].tolist()]
+            row[name] = [float(f"{v:.5g}") for v in batch[column][i, :length].tolist()]
     return row

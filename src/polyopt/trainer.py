@@ -24,6 +24,7 @@ from polyopt.recipe import Recipe
 from polyopt.seeding import generator
 from polyopt.stopwatch import Stopwatch
 from polyopt.tasks.task import Task
+from polyopt.updates.boundary_record import BoundaryRecord
 from polyopt.updates.learner import Learner
 
 
@@ -127,7 +128,8 @@ class Trainer:
                 batch = self._with_columns(batch)
                 batch = self._assign_credit(batch)
                 batch = self._select(batch)
-                metrics |= self._update(batch)
+                batch, updated = self._update(batch)
+                metrics |= updated
             self.done += 1
         return StepResult(metrics | self._speed(metrics), batch, collected)
 
@@ -163,18 +165,24 @@ class Trainer:
                 batch = part(batch)
         return batch
 
-    def _update(self, batch: Batch) -> dict[str, float]:
-        """Optimizer steps on the batch; metrics averaged over them, and what was trained."""
+    def _update(self, batch: Batch) -> tuple[Batch, dict[str, float]]:
+        """Optimizer steps on the batch.
+
+        Returns the batch with the columns `ratio` and `loss_weight` (see `BoundaryRecord`), and
+        metrics: averaged over the steps, their distributions, and what was trained.
+        """
         trained = trained_metrics(batch)
         if not batch.loss_mask.any():
-            return trained | {"updates": 0.0}
+            return batch, trained | {"updates": 0.0}
+        self.learner.record = record = BoundaryRecord()
         with self.clock("update"):
             draws = generator(self.seed, self.done, "updates")
-            steps = self.recipe.updates.rule(self.learner, batch, draws)
+            steps = self.recipe.updates.rule(self.learner, record.numbered(batch), draws)
         with self.clock("sync"):
             self.engine.sync(self.policy)
         mean = {name: sum(s[name] for s in steps) / len(steps) for name in steps[0]}
-        return trained | mean | {"updates": float(len(steps))}
+        metrics = trained | mean | record.metrics() | {"updates": float(len(steps))}
+        return batch.replace(**record.columns(batch)), metrics
 
     def _speed(self, metrics: Mapping[str, float]) -> dict[str, float]:
         lap = self.clock.lap()

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 
 from polyopt.cli import main
-from polyopt.comparison.cells import Matrix
+from polyopt.comparison.cells import Cell, Matrix
 from polyopt.errors import UserError
 from polyopt.run_folder import read_rows
 
@@ -183,6 +183,22 @@ def test_every_cell_has_a_folder_of_its_own_and_more_seeds_keep_the_old_ones() -
     assert set(folders) < {cell.folder for cell in more.cells(Path("x"))}
     assert few.default_folder() == more.default_folder()
     assert few.default_folder() != Matrix(("a",), ("t", "u"), (0,), {"steps": 3}).default_folder()
+
+
+def test_ctrl_c_says_how_far_it_came_and_how_to_go_on(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def interrupted(cells: list[Cell], jobs: int, say: object) -> None:
+        done = cells[0]
+        done.run.mkdir(parents=True)
+        (done.run / "run.json").write_text("{}")
+        done.outcome_file.write_text('{"state": "finished", "seconds": 1}')
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("polyopt.comparison.compare.run_cells", interrupted)
+    line = ["compare", "grpo", "dapo", "--model", "m", "--task", "t", "--out", str(tmp_path)]
+    assert main(line) == 130
+    assert "1 of 10 cells are finished; the same command goes on" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

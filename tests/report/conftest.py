@@ -140,12 +140,19 @@ def _metrics(step: int, steps: int, draw: random.Random, gain: float) -> dict[st
         "log_ratio/mean": draw.gauss(0, 0.002),
         "log_ratio/abs": abs(draw.gauss(0.02, 0.004)),
         "sampler_gap": abs(draw.gauss(2e-4, 5e-5)),
+        **_quantiles("ratio", 1.0, abs(draw.gauss(0.05, 0.01))),
+        **_quantiles("sampler_gap", 0.0, abs(draw.gauss(4e-4, 1e-4))),
         "updates": 2.0,
         "skipped_updates": 1.0 if step == 7 else 0.0,
         "greso/skipped": float(draw.randrange(5)),
         "greso/probed": float(draw.randrange(5)),
     }
     return row | _times(step, row["tokens/sampled"], draw)
+
+
+def _quantiles(name: str, middle: float, reach: float) -> dict[str, float]:
+    shares = {"p01": -1.0, "p10": -0.4, "p50": 0.0, "p90": 0.4, "p99": 1.0, "max": 2.0}
+    return {f"{name}/{label}": middle + share * reach for label, share in shares.items()}
 
 
 def _times(step: int, tokens: float, draw: random.Random) -> dict[str, Any]:
@@ -194,6 +201,10 @@ def _rollout(
         "tokens": pieces,
         "mask": mask,
         "advantages": [a * m for a, m in zip(advantages, mask, strict=True)],
+        "advantages/group-z-score": [base * m for m in mask],
+        "advantages/key-tokens": [(a - base) * m for a, m in zip(advantages, mask, strict=True)],
+        "ratio": [math.exp(draw.gauss(0, 0.05)) if m else None for m in mask],
+        "loss_weight": [a * 1e-4 if m else None for a, m in zip(advantages, mask, strict=True)],
         "logp": [-abs(draw.gauss(0, 0.8)) for _ in pieces],
         "entropy": [abs(draw.gauss(0, 0.7)) for _ in pieces],
         "phase": "train",

@@ -14,7 +14,6 @@ from typing import Any
 import pytest
 
 from polyopt.errors import UserError
-from polyopt.report import html
 from polyopt.report.html import write_report
 
 MakeRun = Callable[..., Path]
@@ -195,11 +194,9 @@ def test_very_many_metrics_share_a_bounded_number_of_points(run: Path) -> None:
     assert len(curves["steps"]) <= 100
 
 
-def test_rollouts_stay_within_the_budget(
-    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(html, "ROLLOUT_BYTES", 300_000)
-    page = page_of(make_run(tmp_path, steps=400, every=4, groups=2, tokens=40))
+def test_rollouts_stay_within_the_budget(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path, steps=400, every=4, groups=2, tokens=40)
+    page = write_report(run, 300_000).read_text(encoding="utf-8")
     data = data_of(page)["run"]["groups"]
     assert data["logged"] == 101 * 16
     assert 100 < data["shown"] < data["logged"]
@@ -217,3 +214,21 @@ def test_long_texts_of_the_settings_say_what_is_missing(run: Path) -> None:
 
 def _elements(page: str) -> list[tuple[str, str]]:
     return re.findall(r'<script type="application/json" id="([\w-]+)">(.*?)</script>', page, re.S)
+
+
+def test_a_larger_budget_takes_every_rollout(make_run: MakeRun, tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", steps=60, every=1, groups=2, rollouts=4, tokens=30)
+    few = data_of(write_report(run, 100_000).read_text(encoding="utf-8"))["run"]["groups"]
+    every = data_of(write_report(run, 50_000_000).read_text(encoding="utf-8"))["run"]["groups"]
+    assert few["shown"] < few["logged"]
+    assert every["shown"] == every["logged"] == 60 * 8
+
+
+def test_every_number_of_a_token_reaches_the_page(run: Path) -> None:
+    data = data_of(page_of(run))
+    (rollout, *_) = next(v for k, v in data.items() if k.startswith("group-"))["rollouts"]
+    for name in (
+        "advantages", "advantages/group-z-score", "advantages/key-tokens", "logp", "entropy",
+        "ratio", "loss_weight",
+    ):  # fmt: skip
+        assert name in rollout, name

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+import json
 import re
 import shutil
 import subprocess
@@ -78,6 +80,60 @@ def test_tokens_are_coloured_by_their_advantage(run: Path) -> None:
     assert 'class="t forced"' in page
 
 
+@pytest.mark.parametrize(
+    ("colour", "label", "scale"),
+    [
+        ("weight", "weight in the loss", r"≥ \+0\.000\d+|≥ \+\de-4|≥ \+\d\.\de-4"),
+        ("ratio", "ratio", r"≥ \xd71\.\d+"),
+        ("advantages/key-tokens", "key-tokens", r"≥ \+\d"),
+    ],
+)
+def test_tokens_are_coloured_by_what_the_address_names(
+    run: Path, colour: str, label: str, scale: str
+) -> None:
+    page = drawn_only(opened(write_report(run), f"#group=30/1&colour={colour}"))
+    assert f'aria-pressed="true">{label}</button>' in page
+    assert re.search(scale, page)
+    assert min(page.count("var(--gain)"), page.count("var(--blame)")) > 30
+
+
+def test_hovering_tells_every_number_of_a_token(run: Path, tmp_path: Path) -> None:
+    page = tmp_path / "hovered.html"
+    hover = "document.querySelector('.t').dispatchEvent(new Event('pointerover',{bubbles:true}))"
+    text = re.sub(r"script-src 'sha256[^']*'", "script-src 'unsafe-inline'", html_of(run))
+    page.write_text(text.replace("</body>", f"<script>{hover}</script></body>"))
+    (tip,) = re.findall(r'<div id="tip".*?</div>', opened(page), flags=re.S)
+    for name in (
+        "token", "advantage", "… of key-tokens", "weight in the loss", "importance ratio",
+        "probability", "log-probability", "entropy",
+    ):  # fmt: skip
+        assert f"<dt>{name}</dt>" in tip
+
+
+def html_of(run: Path) -> str:
+    return html.unescape(write_report(run).read_text())
+
+
+def test_distributions_are_drawn_as_bands(run: Path) -> None:
+    page = drawn_only(opened(write_report(run)))
+    for title in ("Importance ratio", "Sampler mismatch"):
+        (figure,) = re.findall(rf"<figure[^>]*><figcaption[^>]*><h4>{title}.*?</figure>", page)
+        assert figure.count('class="spread"') == 2
+        assert re.search(r"1\u201399% <b>\S+ to \S+</b>", figure)
+
+
+def test_ratios_that_are_1_by_construction_are_said_and_not_drawn(run: Path) -> None:
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    still = {name: 1.0 for name in rows[0] if name.startswith("ratio/")}
+    clipped = {"clip/high": 0.0, "clip/low": 0.0}
+    lines = [json.dumps(row | still | clipped) + "\n" for row in rows]
+    (run / "metrics.jsonl").write_text("".join(lines))
+    page = drawn_only(opened(write_report(run)))
+    assert "as each batch took one optimizer step: importance ratio." in page
+    assert "0 at every step: clipped tokens" in page
+    assert "<h4>Importance ratio" not in page
+
+
 def test_user_text_is_shown_and_not_run(make_run: MakeRun, tmp_path: Path) -> None:
     evil = "</script><img src=x onerror=\"document.title='pwned'\"><script>alert(1)</script>"
     page = opened(write_report(make_run(tmp_path / "run", steps=10, text=evil)))
@@ -97,11 +153,12 @@ def test_a_run_with_hardly_anything_is_drawn(run: Path) -> None:
 
 
 def test_a_long_run_opens_within_two_seconds(make_run: MakeRun, tmp_path: Path) -> None:
-    run = make_run(tmp_path / "run", steps=2000, every=40, groups=4, rollouts=13, tokens=150)
+    """2,000 steps, 50,000 logged rollouts: in 201 files."""
+    run = make_run(tmp_path / "run", steps=2000, every=10, groups=25, rollouts=10, tokens=16)
     report = write_report(run)
     assert 4_000_000 < report.stat().st_size < 8_000_000
     page = opened(report, settle=False)
     ready = re.search(r'data-ready="(\d+)"', page)
     assert ready is not None
     assert int(ready[1]) < 2000
-    assert re.search(r"showing [\d,]+ of [\d,]+ logged rollouts", drawn_only(page))
+    assert re.search(r"showing [\d,]+ of 50,250 logged rollouts", drawn_only(page))

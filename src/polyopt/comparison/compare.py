@@ -83,7 +83,12 @@ def compare_runs(paths: Sequence[Path], folder: Path | None = None) -> Compariso
 def _run(cells: Sequence[Cell], folder: Path, jobs: int) -> Summary:
     """Run what isn't finished, and sum up what is then."""
     print(f"{len(cells)} cells in {folder}, {jobs} at once", flush=True)
-    run_cells(cells, jobs, lambda line: print(line, flush=True))
+    try:
+        run_cells(cells, jobs, lambda line: print(line, flush=True))
+    except KeyboardInterrupt:
+        count = sum(cell.finished for cell in cells)
+        print(f"{count} of {len(cells)} cells are finished; the same command goes on from there")
+        raise
     finished = [cell for cell in cells if cell.finished]
     failures = [_failure(cell) for cell in cells if not cell.finished]
     if not finished:

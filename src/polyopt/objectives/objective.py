@@ -97,7 +97,8 @@ class Objective:
             total = total + penalty.coefficient * scale * added.loss
             metrics |= added.metrics
         loss = whole + (batch["coefficients"] * total.masked_fill(~mask, 0.0)).sum()
-        return Loss(loss, {name: value.detach() for name, value in metrics.items()})
+        detached = {name: value.detach() for name, value in metrics.items()}
+        return Loss(loss, detached, log_ratio.detach())
 
 
 def _split(surrogate: TokenLoss | Loss, logp: Tokens) -> tuple[Tensor, TokenLoss]:

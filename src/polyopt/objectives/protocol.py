@@ -53,10 +53,12 @@ class Loss:
     Attributes:
         loss: Scalar; over all micro-batches of a step the losses add up.
         metrics: Values per token [N, T] (logged as mean over trained tokens).
+        log_ratio: Log-importance-ratio of each token, without gradient; an `Objective` tells it.
     """
 
     loss: Float[Tensor, ""]
     metrics: Mapping[str, Tokens] = field(default_factory=dict)
+    log_ratio: Tokens | None = None
 
 
 class Ratio(Protocol):

@@ -30,26 +30,28 @@ STYLES = ("page.css", "rollouts.css")
 SCRIPTS = (
     "format.js",
     "charts.js",
+    "distributions.js",
     "curves.js",
     "summary.js",
+    "colours.js",
     "tokens.js",
     "rollouts.js",
     "main.js",
 )
 
 
-def write_report(run: Path) -> Path:
+def write_report(run: Path, rollout_bytes: int = ROLLOUT_BYTES) -> Path:
     """Write `report.html` into a run folder, and give its path.
 
     The page needs no network and no other file. It holds at most `POINTS` points per curve and
-    about `ROLLOUT_BYTES` of rollouts, evenly over the steps, and says what it leaves out.
+    about `rollout_bytes` of rollouts, evenly over the steps, and says what it leaves out.
 
     Raises:
         UserError: `run` isn't a run folder.
     """
     run = Path(run)
     record = read_run(run)
-    groups = sample_groups(run / "rollouts", ROLLOUT_BYTES)
+    groups = sample_groups(run / "rollouts", rollout_bytes)
     pairs = sample_pairs(run / "rollouts", PAIR_BYTES)
     page = _fill(
         _asset("template.html"),

@@ -25,6 +25,8 @@ GROUP_ROLLOUTS = 32
 MOST_TOKENS = 2048
 FEWEST_TOKENS = 64
 PROMPT_CHARACTERS = 6000
+COLUMNS = {"mask": 1, "advantages": 3, "logp": 3, "entropy": 3, "ratio": 4, "loss_weight": 3}
+"""Columns of a rollout's tokens, with the significant digits that the page gets."""
 
 Row = dict[str, Any]
 
@@ -131,7 +133,7 @@ def page_json(value: object) -> str:
 
 
 def encode_rollout(row: Row, most: int) -> Row:
-    """What the page shows of a rollout: at most `most` tokens, numbers with three digits.
+    """What the page shows of a rollout: at most `most` tokens, numbers rounded.
 
     A completion that is longer loses its middle; `cut` is `[first token left out, how many]`.
     A column that has one value on all tokens is written as that value.
@@ -153,7 +155,8 @@ def encode_rollout(row: Row, most: int) -> Row:
     if n > most:
         shown["cut"] = [head, n - most]
     shown |= {"length": n, "tokens": [str(t) for t in tokens[:head] + tokens[n - tail :]]}
-    for name, digits in (("mask", 1), ("advantages", 3), ("logp", 3), ("entropy", 3)):
+    parts = {name: 3 for name in row if name.startswith("advantages/")}
+    for name, digits in (COLUMNS | parts).items():
         column = row.get(name)
         if isinstance(column, list) and len(column) == n:
             kept = column[:head] + column[n - tail :]

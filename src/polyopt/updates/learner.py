@@ -19,7 +19,8 @@ from polyopt.batch import Batch
 from polyopt.distribution import Distribution
 from polyopt.models.policy import Policy
 from polyopt.objectives.objective import Objective
-from polyopt.objectives.protocol import Evaluation
+from polyopt.objectives.protocol import Evaluation, Loss
+from polyopt.updates.boundary_record import BoundaryRecord, sampler_gap
 from polyopt.updates.optimizers import AdamW, Schedule, scheduled
 from polyopt.updates.protocol import Metrics
 
@@ -45,7 +46,11 @@ class TokenMeans:
 
 
 class Learner:
-    """A policy, its objective and its optimizer."""
+    """A policy, its objective and its optimizer.
+
+    Attributes:
+        record: Takes in what passes the log-probability boundary, if anybody wants to know.
+    """
 
     def __init__(
         self,
@@ -58,6 +63,7 @@ class Learner:
         micro_tokens: int,
         total_steps: int,
     ) -> None:
+        self.record: BoundaryRecord | None = None
         self.policy = policy
         self.objective = objective
         self.distribution = distribution
@@ -80,6 +86,8 @@ class Learner:
         """
         batch = _with_fresh(self.objective.prepare(batch))
         self.optimizer.zero_grad(set_to_none=True)
+        if self.record is not None:
+            self.record.forget()
         if self.objective.coupled or _rows_share_rollouts(batch):
             return self.gradient_through_boundary(batch)
         return self.gradient_in_one_pass(batch)
@@ -92,10 +100,13 @@ class Learner:
             evaluation = self.policy.evaluate(part, self.distribution, self.want)
             part = _with_old(part, evaluation.logp)
             loss = self.objective(evaluation, part)
+            if self.record is not None and evaluation.logp.requires_grad:
+                evaluation.logp.retain_grad()
             if loss.loss.requires_grad:
                 loss.loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.loss.detach())
             means.add(dict(loss.metrics) | _mismatch(part), part.loss_mask)
+            self._note(part, loss, evaluation)
         return {"loss": total, **means.means()}
 
     def gradient_through_boundary(self, batch: Batch) -> Metrics:
@@ -110,7 +121,13 @@ class Learner:
                 self._push(batch.select(rows).trim(), leaves, rows)
         means = TokenMeans()
         means.add(dict(loss.metrics) | _mismatch(batch), batch.loss_mask)
+        self._note(batch, loss, leaves)
         return {"loss": float(loss.loss.detach()), **means.means()}
+
+    def _note(self, part: Batch, loss: Loss, evaluation: Evaluation) -> None:
+        """Tell the record of a (micro-)batch whose gradient at the boundary is known."""
+        if self.record is not None:
+            self.record.note(part, loss.log_ratio, evaluation.logp.grad)
 
     def _push(self, part: Batch, leaves: Evaluation, rows: Tensor) -> None:
         """Backward of sum(output * gradient at the boundary) for one micro-batch."""
@@ -134,6 +151,8 @@ class Learner:
             self.optimizer.step()
             self.scheduler.step()
             self.policy.version += 1
+            if self.record is not None:
+                self.record.keep()
         self.optimizer.zero_grad(set_to_none=True)
         return {"grad_norm": float(norm), "lr": float(rate), "skipped_updates": float(not finite)}
 
@@ -182,14 +201,9 @@ def _with_fresh(batch: Batch) -> Batch:
 
 
 def _mismatch(batch: Batch) -> dict[str, Tensor]:
-    """Distance in nats between the trainer's old log-probabilities and the sampler's.
-
-    Only at fresh tokens: replayed ones were sampled by other weights.
-    """
-    if "logp_sampler" not in batch or "fresh" not in batch:
-        return {}
-    gap = (batch["logp_old"] - batch["logp_sampler"]).abs()
-    return {"sampler_gap": gap.masked_fill(~batch["fresh"], float("nan"))}
+    """Distance in nats between the trainer's old log-probabilities and the sampler's."""
+    gap = sampler_gap(batch)
+    return {} if gap is None else {"sampler_gap": gap.abs()}
 
 
 def _rows_share_rollouts(batch: Batch) -> bool:

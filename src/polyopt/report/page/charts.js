@@ -5,8 +5,9 @@ const shared = { span: 1, steps: [], domain: [0, 1], charts: [], cursor: null };
 const colours = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 const colourOf = (i) => `var(${colours[i % colours.length]})`;
 
-// spec: {title, about, series: [{name, values, colour}], points: [{name, colour, at: [...]}],
-//        write: formatNumber, floor, ceiling, log: "auto", stacked}
+// spec: {title, about, series: [{name, values, colour, silent}], bands: [{name, low, high, colour}],
+//        points: [{name, colour, at: [...]}], write: formatNumber, floor, ceiling, log: "auto", stacked}
+// A silent series has a reading in the legend and no line.
 function chart(spec) {
   const value = el("span", { class: "now" });
   const legend = el("ul", { class: "legend" });
@@ -47,7 +48,11 @@ function drawChart(state) {
   const span = spec.exact ? 1 : shared.span;
   state.lines = spec.series.map((series) => smooth(series.values, span));
   const stacked = spec.stacked ? stack(state.lines) : null;
-  const scale = valueScale(spec, stacked || [...state.lines, ...spec.series.map((s) => s.values)], box);
+  const drawn = spec.series.filter((series) => !series.silent);
+  const edges = (spec.bands || []).flatMap((b) => [smooth(b.low, span), smooth(b.high, span)]);
+  const plain = spec.bands ? [] : drawn.map((series) => series.values);
+  const lines = state.lines.filter((_, i) => !spec.series[i].silent);
+  const scale = valueScale(spec, stacked || [...lines, ...plain, ...edges], box);
   const x = stepScale(box);
   const xs = shared.steps.map(x);
   state.xs = xs;
@@ -55,8 +60,9 @@ function drawChart(state) {
     width, height, viewBox: `0 0 ${width} ${height}`, role: "img", "aria-label": spec.title,
   });
   picture.append(axes(box, scale, x, spec.write || formatNumber));
-  if (stacked) stacked.forEach((top, i) => picture.append(band(xs, top, stacked[i - 1], scale.y, i)));
-  else spec.series.forEach((series, i) => picture.append(curve(series, state.lines[i], span, xs, scale.y)));
+  if (stacked) stacked.forEach((top, i) => picture.append(band(xs, top, stacked[i - 1], scale.y, spec.series[i].colour)));
+  (spec.bands || []).forEach((b, i) => picture.append(spread(xs, edges[2 * i], edges[2 * i + 1], scale.y, b)));
+  if (!stacked) drawn.forEach((series, i) => picture.append(curve(series, lines[i], spec.bands ? 1 : span, xs, scale.y)));
   for (const set of spec.points || []) picture.append(errorBars(set, x, scale.y, spec.write));
   state.line = svg("line", { class: "cursor", y1: box.top, y2: box.bottom, visibility: "hidden" });
   picture.append(state.line);
@@ -141,11 +147,11 @@ function stack(lines) {
   return lines.map((line) => line.map((value, i) => (below[i] += known(value) ? value : 0)));
 }
 
-function band(xs, top, below, y, i) {
+function band(xs, top, below, y, colour) {
   const up = top.map((v, j) => `${j ? "L" : "M"}${xs[j].toFixed(1)} ${y(v).toFixed(1)}`);
   const down = top.map((_, j) => `L${xs[j].toFixed(1)} ${y(below ? below[j] : 0).toFixed(1)}`);
   const path = `${up.join("")}${down.reverse().join("")}Z`;
-  return svg("path", { d: path, class: "band", style: `fill:${colourOf(i)}` });
+  return svg("path", { d: path, class: "band", style: `fill:${colour}` });
 }
 
 function errorBars(set, x, y, write) {
@@ -165,45 +171,51 @@ function errorBars(set, x, y, write) {
   return group;
 }
 
+// What the legend names, and how each is read: at a step, or at the end of the (smoothed) curve.
+function legendEntries({ spec, lines }) {
+  const write = spec.write || formatNumber;
+  const value = (values, line, at) => (at === null ? lastKnown(line) : values[at]);
+  return [
+    ...spec.series.map((s, i) => ({ ...s, mark: s.silent ? "none" : "", read: (at) => write(value(s.values, lines[i], at)) })),
+    ...(spec.bands || []).map((b) => ({
+      ...b, mark: "area", read: (at) => `${write(value(b.low, b.low, at))} to ${write(value(b.high, b.high, at))}`,
+    })),
+    ...(spec.points || []).map((set) => ({ ...set, mark: "dot", read: () => write((set.at.at(-1) || {}).value) })),
+  ];
+}
+
 function drawLegend(state, scale) {
-  const { spec, legend } = state;
-  const entries = spec.series.concat((spec.points || []).map((set) => ({ ...set, point: true })));
+  const { legend } = state;
+  const entries = legendEntries(state);
+  const alone = entries.length < 2;
   state.readings = [];
   legend.replaceChildren();
-  if (entries.length < 2 && !scale.log) {
-    legend.hidden = true;
-    return;
-  }
-  legend.hidden = false;
-  for (const entry of entries.length < 2 ? [] : entries) {
+  legend.hidden = alone && !scale.log;
+  for (const { name, colour, mark, strength, read } of alone ? [] : entries) {
     const reading = el("b");
-    const swatch = el("i", { class: entry.point ? "dot" : "", style: `background:${entry.colour}` });
-    legend.append(el("li", {}, swatch, entry.name, " ", reading));
-    state.readings.push(reading);
+    const swatch = el("i", { class: mark, style: `background:${colour};opacity:${strength ? strength + 0.2 : 1}` });
+    legend.append(el("li", {}, mark === "none" ? null : swatch, name, " ", reading));
+    state.readings.push({ reading, read });
   }
   if (scale.log) legend.append(el("li", { class: "aside" }, "log scale"));
 }
 
 function showCursor(state) {
   const { spec, line, xs } = state;
-  const write = spec.write || formatNumber;
-  const at = shared.cursor;
-  const on = at !== null && at < xs.length;
-  line.setAttribute("visibility", on ? "visible" : "hidden");
-  if (on) {
+  const at = shared.cursor !== null && shared.cursor < xs.length ? shared.cursor : null;
+  line.setAttribute("visibility", at === null ? "hidden" : "visible");
+  if (at !== null) {
     line.setAttribute("x1", xs[at]);
     line.setAttribute("x2", xs[at]);
   }
-  const readings = spec.series.map((series, i) => (on ? series.values[at] : lastKnown(state.lines[i])));
-  const single = spec.series.length === 1;
-  const step = on ? `step ${shared.steps[at].toLocaleString("en")}` : "";
+  const single = spec.series.length === 1 && !spec.bands;
+  const step = at === null ? "" : `step ${shared.steps[at].toLocaleString("en")}`;
   state.value.replaceChildren(
     el("span", { class: "at" }, step),
-    single ? ` ${write(readings[0])}` : "",
+    single ? ` ${legendEntries(state)[0].read(at)}` : "",
   );
-  (state.readings || []).forEach((reading, i) => {
-    if (i < readings.length) reading.textContent = single ? "" : write(readings[i]);
-    else reading.textContent = write((spec.points[i - readings.length].at.at(-1) || {}).value);
+  (state.readings || []).forEach(({ reading, read }, i) => {
+    reading.textContent = single && i === 0 ? "" : read(at);
   });
 }
 

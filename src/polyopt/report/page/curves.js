@@ -9,8 +9,8 @@ const sections = [
     },
     { title: "Reward by term", prefix: "reward/", without: ["reward/mean"], about: "Mean of each term" },
     {
-      title: "Groups with signal", names: ["groups/signal"], share: true,
-      about: "Share of groups whose rollouts disagree: the others carry no group-relative credit",
+      title: "Groups without signal", names: ["groups/signal"], share: true, floor: 0, from: (v) => 1 - v,
+      about: "Share of groups whose rollouts all got the same reward: they carry no group-relative credit",
     },
   ]],
   ["What does the policy do?", [
@@ -25,12 +25,20 @@ const sections = [
     },
   ]],
   ["How is it updated?", [
-    { title: "Advantage size", prefix: "advantage/", without: ["advantage/mean"], floor: 0, about: "Mean of |advantage| over tokens" },
+    { title: "Advantage size", prefix: "advantage/", without: ["advantage/mean"], distinct: true, floor: 0, about: "Mean of |advantage| over tokens" },
     { title: "Clipped tokens", prefix: "clip/", share: true, floor: 0, about: "Share of trained tokens" },
-    { title: "Log-ratio to the sampling policy", prefix: "log_ratio/", about: "Nats per token" },
+    {
+      title: "Importance ratio", quantiles: "ratio", still: 1,
+      about: "Current over old policy as the objective sees it, over the trained tokens of a step's updates",
+    },
+    { title: "Log-ratio", prefix: "log_ratio/", about: "Current to old policy, nats per token" },
+    {
+      title: "Sampler mismatch", quantiles: "sampler_gap", largest: "farthest",
+      about: "Trainer's less sampler's log-probability of the fresh tokens, nats",
+    },
     {
       title: "Sampler gap", names: ["sampler_gap"], log: "auto",
-      about: "How far the trainer's log-probabilities lie from the sampler's",
+      about: "How far the trainer's log-probabilities lie from the sampler's: mean distance, nats per token",
     },
     { title: "KL to the reference", names: ["kl_ref"], about: "Nats per token" },
     { title: "Gradient norm", names: ["grad_norm"], log: "auto", about: "Before clipping" },
@@ -55,17 +63,25 @@ function drawCurves(data, host) {
   if (!curves.steps.length) {
     host.append(el("p", { class: "empty" }, "No training step has been logged."));
   }
-  const missing = [];
+  const absent = { missing: [], zero: [], still: [] };
   for (const [title, specs] of sections) {
-    const charts = specs.map((spec) => drawMetric(spec, data, missing)).filter(Boolean);
+    const charts = specs.map((spec) => drawMetric(spec, data, absent)).filter(Boolean);
     const grid = host.querySelector(".grid") ? "grid" : "grid large";
     if (charts.length) host.append(el("h3", {}, title), el("div", { class: grid }, charts));
   }
   drawRest(curves.columns, host);
-  if (missing.length && curves.steps.length) {
-    host.append(el("p", { class: "aside" }, `Not logged in this run: ${missing.join(", ")}.`));
+  if (!curves.steps.length) return;
+  const words = [
+    ["Exactly 1 at every step, as each batch took one optimizer step", absent.still],
+    ["0 at every step", absent.zero],
+    ["Not logged in this run", absent.missing],
+  ].filter(([, titles]) => titles.length);
+  for (const [what, titles] of words) {
+    host.append(el("p", { class: "aside" }, `${what}: ${titles.map(lowered).join(", ")}.`));
   }
 }
+
+const lowered = (title) => title.toLowerCase().replace("kl", "KL");
 
 function smoothing(spans, chosen, curves) {
   if (spans.length < 2) return null;
@@ -78,25 +94,34 @@ function smoothing(spans, chosen, curves) {
   return el("label", { class: "aside" }, binned, "smoothing ", choice);
 }
 
-function drawMetric(spec, data, missing) {
+// A chart, or null with its title noted under the reason why there is none.
+function drawMetric(spec, data, absent) {
   const columns = data.curves.columns;
-  const names = (spec.names || prefixed(columns, spec)).filter((name) => columns[name]);
-  names.forEach((name) => named.add(name));
+  if (spec.quantiles) return drawDistribution(spec, columns, absent);
+  const logged = (spec.names || prefixed(columns, spec)).filter((name) => columns[name]);
+  logged.forEach((name) => named.add(name));
+  const repeats = (name, i) => logged.slice(0, i).some((other) => same(columns[name], columns[other]));
+  const names = spec.distinct ? logged.filter((name, i) => !repeats(name, i)) : logged;
   const points = spec.points ? heldOut(data.evals) : [];
   if (spec.prefix === "reward/" && names.length === 1 && same(columns[names[0]], columns["reward/mean"])) {
     return null;
   }
   if (!names.length && !points.length) {
-    missing.push(spec.title.toLowerCase().replace("kl", "KL"));
+    absent.missing.push(spec.title);
+    return null;
+  }
+  if (!points.length && names.every((name) => columns[name].every((value) => value === 0 || value === null))) {
+    absent.zero.push(spec.title);
     return null;
   }
   const label = (name) => (spec.labels || {})[name] || name.replace(spec.strip || spec.prefix || "", "");
+  const values = (name) => (spec.from ? columns[name].map((v) => (known(v) ? spec.from(v) : v)) : columns[name]);
   return chart({
     ...spec,
     points,
     write: spec.share ? formatShare : formatNumber,
     ceiling: null,
-    series: names.map((name, i) => ({ name: label(name), values: columns[name], colour: colourOf(i) })),
+    series: names.map((name, i) => ({ name: label(name), values: values(name), colour: colourOf(i) })),
   });
 }
 
@@ -149,10 +174,11 @@ function drawTime(data, host) {
   const seconds = (name) => data.totals[name] || 0;
   const spent = stages.reduce((sum, name) => sum + seconds(name), 0);
   if (!stages.length || spent <= 0) return;
-  const inside = stages.filter((n) => !["seconds/evaluate", "seconds/checkpoint"].includes(n));
+  const inStep = (name) => !["seconds/evaluate", "seconds/checkpoint"].includes(name);
+  const inside = stages.filter(inStep);
   const other = seconds("seconds/step") - inside.reduce((sum, name) => sum + seconds(name), 0);
   const rows = stages.map((name, i) => ({
-    name: name.slice(8), total: seconds(name), values: columns[name], colour: colourOf(i),
+    name: name.slice(8), total: seconds(name), values: inStep(name) && columns[name], colour: colourOf(i),
   }));
   if (other > 0.01 * spent) rows.push({ name: "other", total: other, colour: "var(--faint)" });
   const total = spent + Math.max(other, 0);
@@ -168,7 +194,7 @@ function drawTime(data, host) {
       el("b", {}, formatSeconds(row.total)), ` ${formatShare(row.total / total)}`))));
   const charts = [chart({
     title: "Seconds per step, by stage", series: rows.filter((row) => row.values), stacked: true,
-    write: formatNumber, floor: 0,
+    write: formatSeconds, floor: 0,
   })];
   if (columns.tokens_per_second) {
     const values = columns.tokens_per_second;

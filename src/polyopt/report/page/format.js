@@ -54,6 +54,7 @@ function formatSigned(value) {
 
 function formatSeconds(seconds) {
   if (!known(seconds)) return "–";
+  if (seconds > 0 && seconds < 0.01) return "< 0.01 s";
   if (seconds < 10) return `${formatNumber(seconds)} s`;
   const whole = Math.round(seconds);
   if (whole < 60) return `${whole} s`;

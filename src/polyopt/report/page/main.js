@@ -28,7 +28,7 @@ function drawFooter() {
   const words = [`Written by ${version}; this file needs no network.`];
   if (curves.bin > 1) words.push(`Curves show ${count(curves.steps.length, "point")} for ${count(curves.counted, "step")}.`);
   if (groups.shown < groups.logged) {
-    words.push(`The run folder's rollouts/ holds the other ${count(groups.logged - groups.shown, "logged rollout")}.`);
+    words.push(`The run folder's rollouts/ holds the other ${count(groups.logged - groups.shown, "logged rollout")}; polyopt report RUN --rollout-megabytes 50 puts more into the page.`);
   }
   place("left-out").append(words.join(" "));
 }

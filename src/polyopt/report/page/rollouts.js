@@ -26,7 +26,7 @@ function drawRollouts(data, host) {
   slider.addEventListener("input", () => go(stops[slider.value]));
   host.append(
     el("div", { class: "heading" }, el("h2", {}, "Rollouts"), el("span", { class: "aside" }, which)),
-    el("p", { class: "aside" }, "Each group is one prompt. Colour shows the credit that the method gives each token; hover or tap a token for its numbers."),
+    el("p", { class: "aside" }, `${orderWords(data)} Hover or tap a token for its numbers.`),
     el("div", { class: "stepper" },
       el("button", { type: "button", title: "previous step", onclick: () => move(-1) }, "‹"),
       slider,
@@ -38,10 +38,21 @@ function drawRollouts(data, host) {
   addEventListener("hashchange", () => readHash().group && open(startingGroup(index)));
 }
 
+// Which rollouts were logged, which of them the page holds, and in what order they stand.
+function orderWords({ about, groups }) {
+  const { log_groups: most, log_rollouts_every: every } = about.arguments || {};
+  const logged = known(most) && known(every) && every > 0
+    ? `The run logged the first ${count(most, "group")} that trained at ${every === 1 ? "each step" : `step 1 and every ${every} steps`}; a group is one prompt. `
+    : "A group is one prompt. ";
+  return logged + (groups.shown < groups.logged
+    ? "The page takes logged steps evenly over the run and, of each, groups whose rewards disagree first; in the list they stand by id."
+    : "Within a step they stand by id.");
+}
+
 // `#group=STEP/GROUP` if there is one, else the last group whose rollouts disagree.
 function startingGroup(index) {
   const hash = readHash();
-  if (modes[hash.colour]) opened.mode = hash.colour;
+  if (hash.colour) opened.mode = hash.colour;
   if (hash.group) {
     const [step, group] = hash.group.split("/");
     const exact = index.findIndex((e) => String(e.step) === step && (group === undefined || e.group === group));
@@ -84,21 +95,14 @@ function rewardRange(rewards) {
 
 function groupBody(entry, group, again) {
   const { rollouts } = group;
-  const choices = available(rollouts);
-  const mode = choices.includes(opened.mode) ? opened.mode : choices[0] || "plain";
-  const most = strongest(rollouts, mode);
-  const buttons = choices.map((name) => el("button", {
-    type: "button", "aria-pressed": name === mode ? "true" : "false",
-    onclick: () => { opened.mode = name; again(); },
-  }, modes[name].label));
+  const { mode, most, tools } = colourTools(rollouts, again);
   const missing = group.logged - rollouts.length;
   return [
     promptBox(group, entry.prompt_id),
-    choices.length > 0 && el("div", { class: "tools" },
-      el("span", { class: "aside" }, "colour by"), el("span", { class: "segments" }, buttons), legendFor(mode, most)),
+    tools,
     missing > 0 && el("p", { class: "aside" }, `${count(missing, "more rollout")} of this group not shown.`),
     el("div", { class: "cards" }, rollouts.map((r, i) => card(r, mode, most, `#${r.rollout ?? i}`))),
-  ].filter(Boolean);
+  ].flat().filter(Boolean);
 }
 
 function promptBox(group, promptId) {
@@ -156,16 +160,12 @@ function drawHeldOut(data, host) {
 
 function pairBody(entry, pair, again) {
   const all = [...pair.before, ...pair.after];
-  const choices = available(all);
-  const mode = choices.includes(opened.mode) ? opened.mode : choices[0] || "plain";
-  const most = strongest(all, mode);
+  const { mode, most, tools } = colourTools(all, again);
   const column = (title, rollouts) => el("div", {}, el("h3", {}, title),
     rollouts.length ? rollouts.map((r, i) => card(r, mode, most, rollouts.length > 1 ? `sample ${i + 1}` : "")) : el("p", { class: "aside" }, "none logged"));
-  const buttons = choices.map((name) => el("button", { type: "button", "aria-pressed": name === mode ? "true" : "false",
-    onclick: () => { opened.mode = name; again(); } }, modes[name].label));
   return [
     promptBox(pair, entry.prompt_id),
-    choices.length > 0 && el("div", { class: "tools" }, el("span", { class: "aside" }, "colour by"), el("span", { class: "segments" }, buttons), legendFor(mode, most)),
+    tools,
     el("div", { class: "sides" }, column("before", pair.before), column("after", pair.after)),
-  ].filter(Boolean);
+  ].flat().filter(Boolean);
 }
