@@ -22,6 +22,7 @@ from polyopt.objectives.objective import Objective
 from polyopt.objectives.protocol import Evaluation
 from polyopt.updates.optimizers import AdamW, Schedule, scheduled
 from polyopt.updates.protocol import Metrics
+from polyopt.updates.staleness import drift, sampler_gap, staleness, with_fresh
 
 
 class TokenMeans:
@@ -78,11 +79,11 @@ class Learner:
         Without a `logp_old` column the batch is on-policy, and the old log-probabilities are the
         current ones (the ratio is exactly 1).
         """
-        batch = _with_fresh(self.objective.prepare(batch))
+        batch = with_fresh(self.objective.prepare(batch))
         self.optimizer.zero_grad(set_to_none=True)
-        if self.objective.coupled or _rows_share_rollouts(batch):
-            return self.gradient_through_boundary(batch)
-        return self.gradient_in_one_pass(batch)
+        coupled = self.objective.coupled or _rows_share_rollouts(batch)
+        route = self.gradient_through_boundary if coupled else self.gradient_in_one_pass
+        return route(batch) | staleness(batch, self.policy.version)
 
     def gradient_in_one_pass(self, batch: Batch) -> Metrics:
         """Objective and backward on each micro-batch of a prepared batch."""
@@ -95,7 +96,7 @@ class Learner:
             if loss.loss.requires_grad:
                 loss.loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.loss.detach())
-            means.add(dict(loss.metrics) | _mismatch(part), part.loss_mask)
+            means.add(dict(loss.metrics) | self._distances(evaluation, part), part.loss_mask)
         return {"loss": total, **means.means()}
 
     def gradient_through_boundary(self, batch: Batch) -> Metrics:
@@ -109,7 +110,7 @@ class Learner:
             for rows in self.policy.micro_batches(batch, self.micro_tokens):
                 self._push(batch.select(rows).trim(), leaves, rows)
         means = TokenMeans()
-        means.add(dict(loss.metrics) | _mismatch(batch), batch.loss_mask)
+        means.add(dict(loss.metrics) | self._distances(detached, batch), batch.loss_mask)
         return {"loss": float(loss.loss.detach()), **means.means()}
 
     def _push(self, part: Batch, leaves: Evaluation, rows: Tensor) -> None:
@@ -120,6 +121,9 @@ class Learner:
         evaluation = self.policy.evaluate(part, self.distribution, self.want)
         outputs = [(value, grads[n]) for n, value in _tensors(evaluation) if n in grads]
         torch.autograd.backward([v for v, _ in outputs], [g for _, g in outputs])
+
+    def _distances(self, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
+        return sampler_gap(batch) | drift(evaluation.logp, batch, self.policy.version)
 
     def apply(self) -> Metrics:
         """Clip, step and clear the gradients; returns their norm (before clipping) and the rate.
@@ -172,24 +176,6 @@ def _tensors(evaluation: Evaluation) -> list[tuple[str, Tensor]]:
 def _with_old(batch: Batch, logp: Tensor) -> Batch:
     """The batch with `logp_old`: its own column, or the current values if it is on-policy."""
     return batch if "logp_old" in batch else batch.replace(logp_old=logp.detach())
-
-
-def _with_fresh(batch: Batch) -> Batch:
-    """The batch with a column `fresh`: tokens that the newest weights in it sampled."""
-    if "provenance" not in batch:
-        return batch
-    return batch.replace(fresh=batch["provenance"] == batch["provenance"].max())
-
-
-def _mismatch(batch: Batch) -> dict[str, Tensor]:
-    """Distance in nats between the trainer's old log-probabilities and the sampler's.
-
-    Only at fresh tokens: replayed ones were sampled by other weights.
-    """
-    if "logp_sampler" not in batch or "fresh" not in batch:
-        return {}
-    gap = (batch["logp_old"] - batch["logp_sampler"]).abs()
-    return {"sampler_gap": gap.masked_fill(~batch["fresh"], float("nan"))}
 
 
 def _rows_share_rollouts(batch: Batch) -> bool:
