@@ -162,6 +162,10 @@ class Real:
     consequences: frozenset[str] = frozenset()
     steps: int = 40
 
+    def shortened(self, steps: int) -> Real:
+        """The same run with fewer steps."""
+        return dataclasses.replace(self, steps=steps)
+
 
 def _real(expected: str, *consequences: str, **settings: Any) -> Real:
     return Real(expected=frozenset({expected}), consequences=frozenset(consequences), **settings)

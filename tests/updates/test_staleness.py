@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 import torch
+from tests.lagging_engine import LaggingEngine
+from tests.tiny import TINY_NUMBERS, tiny_policy, tiny_task
 
 from polyopt.batch import FORCED, Batch
 from polyopt.ideas import build
 from polyopt.trainer import Trainer
 from polyopt.updates.staleness import drift, staleness
-from tests.lagging_engine import LaggingEngine
-from tests.tiny import TINY_NUMBERS, tiny_policy, tiny_task
 
 
 def of_versions(*rows: list[int], rollout: list[int] | None = None) -> Batch:
