@@ -92,7 +92,7 @@ class RunFolder:
     def write_json(self, name: str, value: Mapping[str, Any]) -> None:
         """Replace a JSON file of the folder in one piece."""
         draft = self.path / f".{name}.draft"
-        draft.write_text(json.dumps(_finite(value), indent=1) + "\n", encoding="utf-8")
+        draft.write_text(json.dumps(finite(value), indent=1) + "\n", encoding="utf-8")
         os.replace(draft, self.path / name)
 
     def append(self, name: str, row: Mapping[str, Any]) -> None:
@@ -133,7 +133,7 @@ def new_run_path(expression: str, root: Path = Path("runs")) -> Path:
 
 def json_line(row: Mapping[str, Any]) -> str:
     """One line of JSON; NaN and infinity, which JSON doesn't know, become null."""
-    return json.dumps(_finite(row)) + "\n"
+    return json.dumps(finite(row)) + "\n"
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
@@ -147,11 +147,12 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
-def _finite(value: Any) -> Any:
+def finite(value: Any) -> Any:
+    """A value as it is written: NaN and infinity, which JSON doesn't know, become None."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, Mapping):
-        return {key: _finite(item) for key, item in value.items()}
+        return {key: finite(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_finite(item) for item in value]
+        return [finite(item) for item in value]
     return value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,8 +180,7 @@ class Trainer:
             steps = self.recipe.updates.rule(self.learner, record.numbered(batch), draws)
         with self.clock("sync"):
             self.engine.sync(self.policy)
-        mean = {name: sum(s[name] for s in steps) / len(steps) for name in steps[0]}
-        metrics = trained | mean | record.metrics() | {"updates": float(len(steps))}
+        metrics = trained | over_steps(steps) | record.metrics() | {"updates": float(len(steps))}
         return batch.replace(**record.columns(batch)), metrics
 
     def _speed(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -238,6 +237,15 @@ class Trainer:
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.scheduler.load_state_dict(state["scheduler"])
         self.engine.sync(self.policy)
+
+
+def over_steps(steps: Sequence[Mapping[str, float]]) -> dict[str, float]:
+    """Metrics of several optimizer steps: their mean, of `.../max` the largest."""
+    found = {}
+    for name in dict.fromkeys(name for step in steps for name in step):
+        values = [step[name] for step in steps if name in step]
+        found[name] = max(values) if name.endswith("/max") else sum(values) / len(values)
+    return found
 
 
 def trained_metrics(batch: Batch) -> dict[str, float]:

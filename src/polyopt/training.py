@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from polyopt import __version__, checkpoint
+from polyopt.diagnosis import read_evidence
 from polyopt.engines.choice import engine_from
 from polyopt.engines.protocol import Engine
 from polyopt.errors import UserError
@@ -29,6 +30,7 @@ from polyopt.rollout_log import logged_rollouts
 from polyopt.run_folder import RunFolder, new_run_path, read_rows
 from polyopt.seeding import derive_seed, random_state, set_random_state
 from polyopt.tasks.load import load_task
+from polyopt.tasks.overlap import prompt_counts
 from polyopt.tasks.task import Task
 from polyopt.trainer import Trainer
 from polyopt.watch import Watch
@@ -170,6 +172,7 @@ def train(
             ),
             "pipeline": _plain(describe(built)),
             "batch": batch_arithmetic(built),
+            "prompts": prompt_counts(loaded_task.train, loaded_task.heldout),
         }
         return Run(trainer, folder, chosen, description).go(resume=resume)
 
@@ -184,7 +187,10 @@ class Run:
     description: Mapping[str, Any]
     before: dict[str, float] = field(default_factory=dict)
     _stop: bool = False
-    _watch: Watch = field(default_factory=Watch)
+    _watch: Watch = field(init=False)
+
+    def __post_init__(self) -> None:
+        self._watch = Watch(self.description)
 
     def go(self, *, resume: bool) -> RunResult:
         """Train to the last step, or until Ctrl-C."""
@@ -213,7 +219,7 @@ class Run:
         every = self.settings.log_rollouts_every
         if every and (step == 1 or step % every == 0):
             rows = logged_rollouts(result, self.trainer.policy, step, self.settings.log_groups)
-            self.folder.write_rollouts(f"step-{step:06d}", rows)
+            self._log_rollouts(f"step-{step:06d}", rows)
         display.update(step, result.metrics)
         for warning in self._watch.warnings(step, result.metrics):
             display.warn(warning)
@@ -238,11 +244,17 @@ class Run:
         with self.trainer.clock("evaluate"):
             result = evaluate(self.trainer.policy, self.trainer.engine, task, settings)
         step = self.trainer.done
-        self.folder.append("evals.jsonl", {"step": step, "phase": phase, **result.metrics})
+        row = {"step": step, "phase": phase, **result.metrics}
+        self.folder.append("evals.jsonl", row)
+        self._watch.saw_evaluation(row)
         if phase in ("before", "after"):
             rows = [{"step": step, "phase": phase, **row} for row in result.rows[:64]]
-            self.folder.write_rollouts(phase, rows)
+            self._log_rollouts(phase, rows)
         return result.metrics
+
+    def _log_rollouts(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
+        self.folder.write_rollouts(name, rows)
+        self._watch.saw_rollouts(rows)
 
     def _checkpoint(self) -> None:
         done = self.trainer.done
@@ -276,12 +288,15 @@ class Run:
             self.before = state["before"]
             done = self.trainer.done
         self.folder.forget_after(done if found else -1)
+        self._watch.remember(read_evidence(self.folder.path))
 
     def _end(self, display: LiveDisplay, interrupted: bool) -> RunResult:
         after: dict[str, float] = {}
         path = self.folder.path
         if not interrupted:
             after = self._last_evaluation() or self._evaluate("after")
+            for warning in self._watch.last_words():
+                display.warn(warning)
             self.trainer.policy.save(self.folder.model)
         report = write_report(path)
         if interrupted:

@@ -19,6 +19,7 @@ from polyopt.rewards.protocol import RewardTerm
 from polyopt.run_folder import read_rows
 from polyopt.tasks.task import Task
 from tests.diagnosis.scoring import Case
+from tests.lagging_engine import LaggingEngine
 from tests.tiny import starts_with_a_letter, tiny_policy
 
 Verdict = Callable[[Sequence[Prompt], Sequence[str]], Sequence[float | None]]
@@ -161,6 +162,10 @@ class Real:
     consequences: frozenset[str] = frozenset()
     steps: int = 40
 
+    def shortened(self, steps: int) -> Real:
+        """The same run with fewer steps."""
+        return dataclasses.replace(self, steps=steps)
+
 
 def _real(expected: str, *consequences: str, **settings: Any) -> Real:
     return Real(expected=frozenset({expected}), consequences=frozenset(consequences), **settings)
@@ -174,6 +179,9 @@ SICK_RUNS: dict[str, Real] = {
     "too few tokens": _real("truncation-bias", numbers={"rollouts.max_tokens": 3}),
     "other log-probs": _real("sampler-mismatch", engine=ReportsAnotherTemperature),
     "never synced": _real("stale-data", "kl-runaway", engine=NeverSyncs),
+    "rarely synced": _real(
+        "stale-data", "kl-runaway", "policy-collapse", engine=lambda p: LaggingEngine(p, 20)
+    ),
     # What is paid for has nothing to do with the verdict.
     "pays for digits": _real(
         "reward-terms-disagree",
@@ -221,6 +229,10 @@ SICK_RUNS: dict[str, Real] = {
 HEALTHY_RUNS: dict[str, Real] = {
     recipe: Real(recipe=recipe)
     for recipe in ("grpo", "dapo", "rloo", "dr-grpo", "reinforce++-baseline", "gspo", "cispo")
+} | {
+    # Some of what trains is old, on purpose, and the policy hasn't gone far from it.
+    "rlep": Real(recipe="rlep"),
+    "four steps a batch": Real(numbers={"updates.rule.minibatches": 4}),
 }
 
 

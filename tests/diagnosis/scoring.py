@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyopt.diagnosis import diagnose, read_evidence
 from polyopt.diagnosis.signs import LIKELY
+from polyopt.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -54,17 +55,32 @@ class Score:
         )
 
 
+def said_live(path: Path) -> set[str]:
+    """Names of the signs that the progress display says while a run goes on, and at its end."""
+    run = read_evidence(path)
+    watch = Watch(run.about)
+    for row in run.metrics:
+        step = int(row["step"])
+        for rollout in run.rollouts:
+            if rollout.step == step or (step == 1 and rollout.phase == "before"):
+                watch.rollouts.add(rollout)
+        watch.evals += [e for e in run.evals if e["step"] == step or e["step"] == step - 1 == 0]
+        watch.warnings(step, {name: value for name, value in row.items() if name != "step"})
+    watch.last_words()
+    return watch.said
+
+
 def findings(path: Path) -> set[str]:
     """Names of the findings of a run that count."""
     found = diagnose(read_evidence(path))
     return {f.name for f in found if f.symptom.confidence >= LIKELY}
 
 
-def score(cases: Iterable[Case]) -> Score:
+def score(cases: Iterable[Case], look: Callable[[Path], set[str]] = findings) -> Score:
     """Look at every run."""
     total = Score()
     for case in cases:
-        found = findings(case.path)
+        found = look(case.path)
         total.runs += 1
         total.hits += len(found & case.expected)
         total.misses += [f"{case.name}: {name}" for name in sorted(case.expected - found)]

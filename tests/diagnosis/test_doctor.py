@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -49,8 +48,7 @@ def test_precision_and_recall_on_held_out_synthetic_runs(tmp_path: Path) -> None
 def test_real_runs_of_the_tiny_model_are_told_apart(tmp_path: Path) -> None:
     chosen = {name: SICK_RUNS[name] for name in ("rate of 0", "shared prompts")}
     chosen["healthy"] = HEALTHY_RUNS["grpo"]
-    short = {name: dataclasses.replace(real, steps=12) for name, real in chosen.items()}
-    cases = [run(n, real, tmp_path / n, HELD_OUT_SEED) for n, real in short.items()]
+    cases = [run(n, r.shortened(12), tmp_path / n, HELD_OUT_SEED) for n, r in chosen.items()]
     total = score(cases)
     assert not total.misses
     assert not total.false

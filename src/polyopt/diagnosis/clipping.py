@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyopt.diagnosis.evidence import Evidence
+from polyopt.diagnosis.flags import FEWER_PASSES, LOWER_RATE, WIDER_ABOVE, WIDER_BELOW
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
 
@@ -10,9 +11,8 @@ from polyopt.diagnosis.signs import Symptom, sign, sureness
     "clip-saturation",
     harm=2,
     ideas=("cispo", "gppo", "clip-higher", "gspo"),
-    remedy="take fewer steps on a batch (--set updates.rule.epochs=1) or lower --lr; cispo keeps "
-    "the gradient of clipped tokens.",
-    live=True,
+    remedy="take fewer steps on a batch or lower --lr; cispo keeps the gradient of clipped tokens.",
+    flags=(FEWER_PASSES, LOWER_RATE),
 )
 def clip_saturation(run: Evidence) -> Symptom | None:
     """A large share of tokens is outside the clip range and trains nothing."""
@@ -31,9 +31,9 @@ def clip_saturation(run: Evidence) -> Symptom | None:
     "one-sided-clipping",
     harm=2,
     ideas=("clip-higher", "bapo", "dcpo", "dual-clip"),
-    remedy="widen the side that clips (--set objective.clip_high=0.28, which is clip-higher, or "
-    "objective.clip_low), or let bapo balance the two.",
-    live=True,
+    remedy="widen the side that clips (clip-higher does for the upper one), or let bapo balance "
+    "the two.",
+    flags=(WIDER_ABOVE, WIDER_BELOW, LOWER_RATE),
 )
 def one_sided_clipping(run: Evidence) -> Symptom | None:
     """Clipping takes gradients of one sign only, so the update is lopsided."""
@@ -53,4 +53,5 @@ def one_sided_clipping(run: Evidence) -> Symptom | None:
         sureness(lopsided, 0.85, 0.96),
         {"clip/high": high, "clip/low": low},
         run.late_steps(),
+        WIDER_ABOVE if side == "high" else WIDER_BELOW,
     )

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 from polyopt.diagnosis.evidence import Evidence, LoggedRollout
 from polyopt.diagnosis.signs import Symptom, sign, sureness
+from polyopt.tasks.overlap import plain
 
 SPECIAL = re.compile(
     r"<\|[^|<>\s]{1,40}\|>|<\uff5c[^<>\s]{1,40}\uff5c>|</?s>|\[/?INST\]"
@@ -29,6 +30,7 @@ END = re.compile(
     harm=3,
     remedy="check the chat template and the model's end-of-text ids: --chat-template none where "
     "prompts already hold the template's text.",
+    flags=("--chat-template none",),
 )
 def special_tokens(run: Evidence) -> Symptom | None:
     """BOS is doubled, or completions go on past their end-of-text token."""
@@ -86,30 +88,40 @@ def written(row: LoggedRollout) -> list[bool]:
     harm=3,
     remedy="take these problems out of one of the two sets: held-out accuracy measures memory on "
     "them (--heldout FILE, or --heldout-size with rows that differ).",
+    flags=("--heldout FILE",),
 )
 def duplicate_prompts(run: Evidence) -> Symptom | None:
     """Held-out problems were trained on."""
+    counts = run.about.get("prompts") or {}
+    if "both" in counts:
+        return _both(counts["both"], counts["heldout"], counts["examples"], "", run.steps())
     held = {plain(r.prompt): r for r in run.rollouts if r.phase in ("before", "after")}
     trained = {plain(r.prompt) for r in run.trained()}
-    both = [text for text in held if text in trained]
-    if not both or not held:
+    texts = [text for text in held if text in trained]
+    return _both(
+        len(texts),
+        len(held),
+        [held[text].prompt for text in texts],
+        "logged ",
+        steps_of(run.trained(), texts),
+    )
+
+
+def _both(
+    count: int, of: int, examples: Sequence[str], which: str, steps: tuple[int, int]
+) -> Symptom | None:
+    if not count:
         return None
-    share = len(both) / len(held)
     return Symptom(
-        f"{len(both)} of {len(held)} logged held-out prompts are also trained on, such as "
-        f"{held[both[0]].prompt[:60]!r}",
-        sureness(len(both), 0, 2),
-        {"duplicates": len(both), "held-out logged": len(held), "share": share},
-        steps_of(run.trained(), both),
+        f"{count} of {of} {which}held-out prompts are also trained on, such as "
+        f"{' '.join(examples[0].split())[:60]!r}",
+        sureness(count, 0, 2),
+        {"duplicates": count, "held-out prompts": of, "share": count / of},
+        steps,
     )
 
 
 def steps_of(rows: Sequence[LoggedRollout], texts: Sequence[str]) -> tuple[int, int]:
-    """First and last step that trained one of these prompts."""
+    """First and last step that trained one of these prompts; (0, 0) if none did."""
     steps = [row.step for row in rows if plain(row.prompt) in set(texts)]
-    return min(steps), max(steps)
-
-
-def plain(text: str) -> str:
-    """A prompt without differences of case and white space."""
-    return " ".join(text.lower().split())
+    return (min(steps), max(steps)) if steps else (0, 0)

@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from polyopt.diagnosis.evidence import Evidence, read_evidence
+from polyopt.diagnosis.next_run import next_run
 from polyopt.diagnosis.signs import Finding, all_signs, diagnose
 
 COLOURS = {"serious": "bold red", "likely": "yellow", "hint": "dim"}
@@ -41,7 +42,7 @@ def as_dict(path: Path, run: Evidence, findings: Sequence[Finding]) -> dict[str,
         "steps": list(run.steps()),
         "rollouts": len(run.rollouts),
         "unreadable": dict(run.unreadable),
-        "findings": [finding.as_json() for finding in findings],
+        "findings": [f.as_json() | {"next": next_run(run, f)} for f in findings],
     }
 
 
@@ -57,12 +58,12 @@ def print_findings(path: Path, run: Evidence, findings: Sequence[Finding], out: 
     for name, count in run.unreadable.items():
         out.print(f"{name}: {count} unreadable lines left out", style="dim", markup=False)
     for finding in findings:
-        out.print(_block(finding))
+        out.print(_block(finding, next_run(run, finding)))
     if not findings:
         out.print("nothing found", style="green")
 
 
-def _block(finding: Finding) -> RenderableType:
+def _block(finding: Finding, command: str) -> RenderableType:
     symptom = finding.symptom
     head = Text("\n")
     head.append(f"{finding.level} ({symptom.confidence:.0%})  ", style=COLOURS[finding.level])
@@ -75,6 +76,8 @@ def _block(finding: Finding) -> RenderableType:
         ("evidence", numbers),
         ("ideas", ", ".join(finding.ideas)),
         ("try", finding.remedy),
+        ("flag", "" if command else " or ".join(finding.flags[:1])),
+        ("next run", command),
     ):
         if text:
             grid.add_row(Text(f"  {label}:", style="dim"), Text(text))

@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeGuard
 
 from polyopt.report.record import read_objects, read_run
 
@@ -104,7 +104,7 @@ class Evidence:
     def course(self, name: str) -> list[float]:
         """The finite values of a metric, in order of steps."""
         found = (row.get(name) for row in self.metrics)
-        return [float(v) for v in found if isinstance(v, int | float) and math.isfinite(v)]
+        return [float(v) for v in found if known(v)]
 
     def steps(self) -> tuple[int, int]:
         """First and last step."""
@@ -143,10 +143,15 @@ class Evidence:
         accuracy = self.late("accuracy")
         return accuracy is not None and accuracy >= share
 
-    def number(self, name: str) -> Any:
-        """A number of the recipe's parts by its name, such as `max_grad_norm`; None if unknown."""
+    def number(self, name: str, slot: str | None = None) -> Any:
+        """A number of the recipe's parts by its name, such as `max_grad_norm`; None if unknown.
+
+        Args:
+            name: Of the number.
+            slot: Of the part that has it; by default the first part that has such a number.
+        """
         for row in self.about.get("pipeline", ()):
-            if name in row.get("numbers", {}):
+            if name in row.get("numbers", {}) and slot in (None, row.get("slot")):
                 return row["numbers"][name]
         return None
 
@@ -212,13 +217,18 @@ def logged_rollout(row: Mapping[str, Any]) -> LoggedRollout:
         prompt_id=str(row.get("prompt_id", "")),
         prompt=str(row.get("prompt", "")),
         completion=str(row.get("completion", "")),
-        accuracy=float(accuracy) if isinstance(accuracy, int | float) else None,
-        terms={k: v for k, v in (row.get("terms") or {}).items() if v is not None},
+        accuracy=float(accuracy) if known(accuracy) else None,
+        terms={k: v for k, v in (row.get("terms") or {}).items() if known(v)},
         finish=str(row.get("finish", "stop")),
         tokens=tuple(row.get("tokens") or ()),
         mask=tuple(row.get("mask") or ()),
         credited=any(advantages) if advantages is not None else None,
     )
+
+
+def known(value: Any) -> TypeGuard[float]:
+    """Whether a logged value is a finite number; unknown ones are NaN in memory, null in files."""
+    return isinstance(value, int | float) and math.isfinite(value)
 
 
 def halves(rows: Sequence[LoggedRollout]) -> tuple[list[LoggedRollout], list[LoggedRollout]]:

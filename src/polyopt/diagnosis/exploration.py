@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from polyopt.diagnosis.evidence import Evidence
+from polyopt.diagnosis.flags import LOWER_RATE, WIDER_ABOVE
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
 
@@ -11,7 +12,7 @@ from polyopt.diagnosis.signs import Symptom, sign, sureness
     harm=2,
     ideas=("clip-higher", "entropy-bonus", "clip-cov", "kl-cov"),
     remedy="add clip-higher, clip-cov or entropy-bonus, or lower --lr.",
-    live=True,
+    flags=(WIDER_ABOVE, LOWER_RATE),
 )
 def entropy_collapse(run: Evidence) -> Symptom | None:
     """Entropy is nearly gone while there is still much to learn."""
@@ -34,9 +35,8 @@ def entropy_collapse(run: Evidence) -> Symptom | None:
     "entropy-explosion",
     harm=3,
     ideas=("k2", "gspo", "overlong-filter"),
-    remedy="lower --lr, drop or lower an entropy bonus, or hold the policy with k2 (--set "
-    "objective.kl.coefficient=0.01).",
-    live=True,
+    remedy="lower --lr, drop or lower an entropy bonus, or hold the policy with k2.",
+    flags=(LOWER_RATE,),
 )
 def entropy_explosion(run: Evidence) -> Symptom | None:
     """Entropy grows and success doesn't."""

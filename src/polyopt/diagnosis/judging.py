@@ -6,7 +6,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Sequence
 
-from polyopt.diagnosis.evidence import Change, Evidence, LoggedRollout, mean
+from polyopt.diagnosis.evidence import Change, Evidence, LoggedRollout, known, mean
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 from polyopt.rewards.answers import marked_answer
 
@@ -19,7 +19,7 @@ Z95 = 1.96
     ideas=("kl-in-reward", "adaptive-kl"),
     remedy="lower the weight of the term that rises (--reward 0.1*NAME), or pay it for right "
     "answers only; kl-in-reward holds the policy near the model it was.",
-    live=True,
+    flags=("--reward 0.1*NAME",),
 )
 def reward_terms_disagree(run: Evidence) -> Symptom | None:
     """The reward rises through a term that has nothing to do with being right."""
@@ -41,6 +41,7 @@ def reward_terms_disagree(run: Evidence) -> Symptom | None:
         0.9 if fell else sureness(term.z, 3, 12),
         {"reward gain": reward.gain, f"{name} gain": term.gain, "accuracy gain": accuracy.gain},
         run.steps(),
+        f"--reward 0.1*{name.removeprefix('reward/')}",
     )
 
 
@@ -64,11 +65,12 @@ def rising_terms(run: Evidence) -> dict[str, Change]:
     ideas=("k3", "kl-in-reward", "greso"),
     remedy="train on more problems, look at what right rollouts do in the report (a verifier that "
     "can be fooled?), and stop earlier (--eval-every N shows where).",
+    flags=("--eval-every 10",),
 )
 def heldout_flat(run: Evidence) -> Symptom | None:
     """Accuracy in training rose and on held-out problems it didn't."""
     train = run.change("accuracy")
-    judged = [row for row in run.evals if isinstance(row.get("pass@1"), int | float)]
+    judged = [row for row in run.evals if known(row.get("pass@1"))]
     if train is None or len(judged) < 2:
         return None
     rise = train.gain
@@ -107,7 +109,8 @@ def _error(row: dict[str, float] | object) -> float:
     harm=3,
     ideas=("noisy-verifier", "s-grpo-noise"),
     remedy="look at these completions: the verifier is random, or reads something else than the "
-    "answer; noisy-verifier corrects for a known rate of errors.",
+    "answer (--reward names another); noisy-verifier corrects for a known rate of errors.",
+    flags=("--reward math",),
 )
 def verifier_suspect(run: Evidence) -> Symptom | None:
     """The same answer to the same prompt was judged both right and wrong."""

@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 
 from polyopt.diagnosis.evidence import Evidence, LoggedRollout, halves, mean, variance
+from polyopt.diagnosis.flags import CONSTANT_LENGTH, FEWER_TOKENS, MORE_TOKENS
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
 LENGTH_BIASED = ("sequence-mean-token-mean",)
@@ -17,7 +18,7 @@ LENGTH_BIASED = ("sequence-mean-token-mean",)
     harm=3,
     ideas=("overlong-filter", "soft-overlong"),
     remedy="raise --max-tokens, or add overlong-filter.",
-    live=True,
+    flags=(MORE_TOKENS,),
 )
 def truncation_bias(run: Evidence) -> Symptom | None:
     """Many rollouts never reach an answer, and are punished for being long, not for being wrong."""
@@ -38,8 +39,9 @@ def truncation_bias(run: Evidence) -> Symptom | None:
     "length-inflation",
     harm=2,
     ideas=("dr-grpo", "soft-overlong", "token-mean", "drpo"),
-    remedy="add dr-grpo (or token-mean), or a price on length with soft-overlong.",
-    live=True,
+    remedy="add dr-grpo (or token-mean), or a price on length with soft-overlong, which acts on "
+    "the last tokens before --max-tokens.",
+    flags=(FEWER_TOKENS,),
 )
 def length_inflation(run: Evidence) -> Symptom | None:
     """Completions grow and success doesn't."""
@@ -59,9 +61,10 @@ def length_inflation(run: Evidence) -> Symptom | None:
 @sign(
     "length-biased-loss",
     harm=2,
-    ideas=("dr-grpo", "token-mean", "constant-length", "delta-l"),
+    ideas=("constant-length", "dr-grpo", "token-mean", "delta-l"),
     remedy="divide by a constant instead of each completion's own length: add dr-grpo, "
     "constant-length or token-mean.",
+    flags=(CONSTANT_LENGTH,),
 )
 def length_biased_loss(run: Evidence) -> Symptom | None:
     """Each completion's mean spares the tokens of long wrong ones, and wrong ones grow.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 
 from polyopt.diagnosis.evidence import Evidence, mean, variance, width
+from polyopt.diagnosis.flags import MORE_ROLLOUTS
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
 
@@ -20,7 +21,7 @@ def learned(run: Evidence) -> bool:
     ideas=("dynamic-sampling", "greso", "ngrpo", "rl-zvp"),
     remedy="add dynamic-sampling or greso, sample more with --rollouts, or choose problems nearer "
     "to the model's ability.",
-    live=True,
+    flags=(MORE_ROLLOUTS,),
 )
 def advantage_collapse(run: Evidence) -> Symptom | None:
     """Hardly any group holds both right and wrong rollouts, and not because all was learned."""
@@ -42,8 +43,8 @@ def advantage_collapse(run: Evidence) -> Symptom | None:
     harm=2,
     ideas=("dynamic-sampling", "greso", "cispo", "rl-zvp"),
     remedy="skip prompts without signal before they cost anything with greso, or refill the batch "
-    "with dynamic-sampling; look at the parts of `selection` with polyopt show.",
-    live=True,
+    "with dynamic-sampling; polyopt show lists the parts of `selection` that leave rollouts out.",
+    flags=(MORE_ROLLOUTS,),
 )
 def rollout_silencing(run: Evidence) -> Symptom | None:
     """The share of sampled rollouts that contribute a gradient has shrunk (Shuffle-R1's term).
@@ -94,8 +95,9 @@ def contributing(run: Evidence, *, of_signal: bool) -> list[float]:
 @sign(
     "unscored",
     harm=3,
-    remedy="look at the reward function: it gave no number for them.",
-    live=True,
+    remedy="look at the reward function: it gave no number for them (the log of rollouts shows "
+    "which, with --log-rollouts-every 1 all of them).",
+    flags=("--log-rollouts-every 1",),
 )
 def unscored(run: Evidence) -> Symptom | None:
     """Many rollouts got no reward."""

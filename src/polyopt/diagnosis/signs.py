@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from polyopt.diagnosis.evidence import Evidence
+from polyopt.diagnosis.flags import Flag, flag_text
 
 FAMILIES = ("signal", "exploration", "lengths", "sampling", "clipping", "steps", "judging", "data")
 """Modules of this package that register signs."""
@@ -25,12 +26,14 @@ class Symptom:
         confidence: How sure the sign is, from 0 to 1.
         evidence: The numbers behind it, by name.
         steps: First and last training step that it was seen in.
+        flag: A flag that fits what was seen better than those of the sign; empty if none does.
     """
 
     message: str
     confidence: float
     evidence: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[int, int] = (0, 0)
+    flag: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,7 +46,8 @@ class Finding:
             it should be known.
         symptom: What was seen.
         ideas: Ideas of the catalog that address it.
-        remedy: What to do, with the flag to try.
+        remedy: What to do.
+        flags: Flags of `polyopt train` to try, with the run's own numbers, the best first.
     """
 
     name: str
@@ -51,6 +55,7 @@ class Finding:
     symptom: Symptom
     ideas: tuple[str, ...]
     remedy: str
+    flags: tuple[str, ...] = ()
 
     @property
     def level(self) -> str:
@@ -61,7 +66,8 @@ class Finding:
     @property
     def warning(self) -> str:
         """One line for the display of a run under way."""
-        return f"{self.symptom.message}: {self.remedy}"
+        flag = f" ({self.flags[0]})" if self.flags else ""
+        return f"{self.name}: {self.symptom.message}; {self.remedy.rstrip('.')}{flag}."
 
     def as_json(self) -> dict[str, Any]:
         """The finding as plain values."""
@@ -75,6 +81,7 @@ class Finding:
             "steps": list(self.symptom.steps),
             "ideas": list(self.ideas),
             "remedy": self.remedy,
+            "flags": list(self.flags),
         }
 
 
@@ -88,7 +95,7 @@ class Sign:
         harm: How bad it is (see `Finding`).
         ideas: Ideas that address it.
         remedy: What to do.
-        live: It reads metrics alone, so it also watches a run under way.
+        flags: Flags to try, the best first.
     """
 
     name: str
@@ -96,21 +103,28 @@ class Sign:
     harm: int
     ideas: tuple[str, ...]
     remedy: str
-    live: bool
+    flags: tuple[Flag, ...] = ()
 
     def __call__(self, run: Evidence) -> Finding | None:
         """The finding, if the sign shows."""
         symptom = self.look(run)
         if symptom is None:
             return None
-        return Finding(self.name, self.harm, symptom, self.ideas, self.remedy)
+        special = (symptom.flag,) if symptom.flag else ()
+        flags = (*special, *(flag_text(flag, run) for flag in self.flags))
+        return Finding(self.name, self.harm, symptom, self.ideas, self.remedy, flags)
 
 
 _REGISTER: dict[str, Sign] = {}
 
 
 def sign(
-    name: str, *, harm: int, remedy: str, ideas: tuple[str, ...] = (), live: bool = False
+    name: str,
+    *,
+    harm: int,
+    remedy: str,
+    ideas: tuple[str, ...] = (),
+    flags: tuple[Flag, ...] = (),
 ) -> Callable[[Callable[[Evidence], Symptom | None]], Callable[[Evidence], Symptom | None]]:
     """Register a function as a sign; see `Sign` for the arguments."""
 
@@ -119,7 +133,7 @@ def sign(
     ) -> Callable[[Evidence], Symptom | None]:
         if name in _REGISTER and _REGISTER[name].look.__module__ != look.__module__:
             raise ValueError(f"two signs are called {name!r}: rename one of them")
-        _REGISTER[name] = Sign(name, look, harm, ideas, remedy, live)
+        _REGISTER[name] = Sign(name, look, harm, ideas, remedy, flags)
         return look
 
     return register
@@ -132,15 +146,9 @@ def all_signs() -> list[Sign]:
     return list(_REGISTER.values())
 
 
-def diagnose(run: Evidence, *, live: bool = False) -> list[Finding]:
-    """What the signs find, the worst first.
-
-    Args:
-        run: The record.
-        live: Only signs that read metrics alone.
-    """
-    asked = [s for s in all_signs() if s.live or not live]
-    found = [finding for s in asked if (finding := s(run)) is not None]
+def diagnose(run: Evidence) -> list[Finding]:
+    """What the signs find in a run's record, the worst first."""
+    found = [finding for s in all_signs() if (finding := s(run)) is not None]
     order = {"serious": 0, "likely": 1, "hint": 2}
     return sorted(found, key=lambda f: (order[f.level], -f.harm, -f.symptom.confidence))
 

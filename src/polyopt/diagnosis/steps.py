@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from statistics import median
+from typing import Any
 
-from polyopt.diagnosis.evidence import Evidence, mean, width
+from polyopt.diagnosis.evidence import Evidence, known, mean, width
+from polyopt.diagnosis.flags import EARLIER_CLIPPING, HIGHER_RATE, LOWER_RATE, MORE_PENALTY
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
 
@@ -13,15 +16,15 @@ from polyopt.diagnosis.signs import Symptom, sign, sureness
     "gradient-spikes",
     harm=2,
     ideas=("gspo", "tis", "dual-clip", "gmpo"),
-    remedy="look at the rollouts of these steps; lower --lr or --set "
-    "updates.optimizer.max_grad_norm=0.5, or bound the ratio with gspo or dual-clip.",
-    live=True,
+    remedy="look at the rollouts of these steps; lower --lr or the norm that gradients are clipped "
+    "to, or bound the ratio with gspo or dual-clip.",
+    flags=(EARLIER_CLIPPING, LOWER_RATE),
 )
 def gradient_spikes(run: Evidence) -> Symptom | None:
     """Some steps' gradients dwarf those of the others."""
-    rows = [r for r in run.metrics if isinstance(r.get("grad_norm"), int | float)]
+    rows = [r for r in run.metrics if known(r.get("grad_norm"))]
     # Where nothing is left to learn the usual gradient is about 0, and any signal looks huge.
-    usual = [r["grad_norm"] for r in rows if r.get("groups/signal", 1.0) >= 0.2]
+    usual = [r["grad_norm"] for r in rows if has_signal(r)]
     if len(usual) < 10:
         return None
     typical = median(usual)
@@ -41,11 +44,19 @@ def gradient_spikes(run: Evidence) -> Symptom | None:
     )
 
 
+def has_signal(row: Mapping[str, Any]) -> bool:
+    """Whether at least a fifth of a step's groups had signal, as far as is known."""
+    share = row.get("groups/signal")
+    return share >= 0.2 if known(share) else True
+
+
 @sign(
     "skipped-updates",
     harm=3,
-    remedy="lower --lr, and look at the rollouts of these steps.",
-    live=True,
+    ideas=("dual-clip", "gmpo"),
+    remedy="lower --lr, and look at the rollouts of these steps; dual-clip and gmpo bound what one "
+    "token can do.",
+    flags=(LOWER_RATE,),
 )
 def skipped_updates(run: Evidence) -> Symptom | None:
     """Gradients weren't finite."""
@@ -64,9 +75,8 @@ def skipped_updates(run: Evidence) -> Symptom | None:
     "kl-runaway",
     harm=2,
     ideas=("k2", "adaptive-kl", "k3-plus", "cpgd"),
-    remedy="raise the penalty (--set objective.kl.coefficient=...), let adaptive-kl steer it, or "
-    "lower --lr.",
-    live=True,
+    remedy="raise the penalty, let adaptive-kl steer it, or lower --lr.",
+    flags=(MORE_PENALTY, LOWER_RATE),
 )
 def kl_runaway(run: Evidence) -> Symptom | None:
     """The policy leaves the reference, and success doesn't grow with the distance."""
@@ -89,6 +99,7 @@ def kl_runaway(run: Evidence) -> Symptom | None:
     harm=3,
     ideas=("k2", "gspo", "m2po"),
     remedy="lower --lr and go back to a checkpoint before the fall; k2 or gspo hold the policy.",
+    flags=(LOWER_RATE,),
 )
 def policy_collapse(run: Evidence) -> Symptom | None:
     """Success was higher once, and fell."""
@@ -115,7 +126,7 @@ def policy_collapse(run: Evidence) -> Symptom | None:
     harm=3,
     remedy="raise --lr (1e-6 to 1e-5 for a full model, 1e-5 to 1e-4 for LoRA), and check that the "
     "weights you train require gradients.",
-    live=True,
+    flags=(HIGHER_RATE,),
 )
 def dead_learning_rate(run: Evidence) -> Symptom | None:
     """There is signal, and the policy doesn't move."""

@@ -13,6 +13,7 @@ from polyopt.batch import Batch
 from polyopt.divergences import bounded_exp
 from polyopt.objectives.protocol import Tokens
 from polyopt.updates.protocol import Metrics
+from polyopt.updates.staleness import sampler_gap
 
 QUANTILES = {"p01": 0.01, "p10": 0.1, "p50": 0.5, "p90": 0.9, "p99": 0.99}
 
@@ -95,17 +96,6 @@ class BoundaryRecord:
                 pushed = weight[place].nan_to_num(0.0) - p.gradient.to(weight)
                 weight[place] = torch.where(p.mask, pushed, weight[place])
         return {"ratio": ratio, "loss_weight": weight}
-
-
-def sampler_gap(batch: Batch) -> Tokens | None:
-    """Trainer's old log-probabilities less the sampler's, in nats; NaN at tokens that aren't fresh.
-
-    Replayed tokens were sampled by other weights. None where the batch can't tell.
-    """
-    if "logp_sampler" not in batch or "fresh" not in batch:
-        return None
-    gap = batch["logp_old"] - batch["logp_sampler"]
-    return gap.masked_fill(~batch["fresh"], math.nan)
 
 
 def quantiles(name: str, values: Float[Tensor, " M"]) -> Metrics:

@@ -20,9 +20,10 @@ from polyopt.distribution import Distribution
 from polyopt.models.policy import Policy
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.protocol import Evaluation, Loss
-from polyopt.updates.boundary_record import BoundaryRecord, sampler_gap
+from polyopt.updates.boundary_record import BoundaryRecord
 from polyopt.updates.optimizers import AdamW, Schedule, scheduled
 from polyopt.updates.protocol import Metrics
+from polyopt.updates.staleness import drift, sampler_gap, staleness, with_fresh
 
 
 class TokenMeans:
@@ -84,13 +85,13 @@ class Learner:
         Without a `logp_old` column the batch is on-policy, and the old log-probabilities are the
         current ones (the ratio is exactly 1).
         """
-        batch = _with_fresh(self.objective.prepare(batch))
+        batch = with_fresh(self.objective.prepare(batch))
         self.optimizer.zero_grad(set_to_none=True)
         if self.record is not None:
             self.record.forget()
-        if self.objective.coupled or _rows_share_rollouts(batch):
-            return self.gradient_through_boundary(batch)
-        return self.gradient_in_one_pass(batch)
+        coupled = self.objective.coupled or _rows_share_rollouts(batch)
+        route = self.gradient_through_boundary if coupled else self.gradient_in_one_pass
+        return route(batch) | staleness(batch, self.policy.version)
 
     def gradient_in_one_pass(self, batch: Batch) -> Metrics:
         """Objective and backward on each micro-batch of a prepared batch."""
@@ -105,7 +106,7 @@ class Learner:
             if loss.loss.requires_grad:
                 loss.loss.backward()  # type: ignore[no-untyped-call]
             total += float(loss.loss.detach())
-            means.add(dict(loss.metrics) | _mismatch(part), part.loss_mask)
+            means.add(dict(loss.metrics) | self._distances(evaluation, part), part.loss_mask)
             self._note(part, loss, evaluation)
         return {"loss": total, **means.means()}
 
@@ -120,7 +121,7 @@ class Learner:
             for rows in self.policy.micro_batches(batch, self.micro_tokens):
                 self._push(batch.select(rows).trim(), leaves, rows)
         means = TokenMeans()
-        means.add(dict(loss.metrics) | _mismatch(batch), batch.loss_mask)
+        means.add(dict(loss.metrics) | self._distances(detached, batch), batch.loss_mask)
         self._note(batch, loss, leaves)
         return {"loss": float(loss.loss.detach()), **means.means()}
 
@@ -137,6 +138,11 @@ class Learner:
         evaluation = self.policy.evaluate(part, self.distribution, self.want)
         outputs = [(value, grads[n]) for n, value in _tensors(evaluation) if n in grads]
         torch.autograd.backward([v for v, _ in outputs], [g for _, g in outputs])
+
+    def _distances(self, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
+        gap = sampler_gap(batch)
+        found = {} if gap is None else {"sampler_gap": gap.abs()}
+        return found | drift(evaluation.logp, batch, self.policy.version)
 
     def apply(self) -> Metrics:
         """Clip, step and clear the gradients; returns their norm (before clipping) and the rate.
@@ -191,19 +197,6 @@ def _tensors(evaluation: Evaluation) -> list[tuple[str, Tensor]]:
 def _with_old(batch: Batch, logp: Tensor) -> Batch:
     """The batch with `logp_old`: its own column, or the current values if it is on-policy."""
     return batch if "logp_old" in batch else batch.replace(logp_old=logp.detach())
-
-
-def _with_fresh(batch: Batch) -> Batch:
-    """The batch with a column `fresh`: tokens that the newest weights in it sampled."""
-    if "provenance" not in batch:
-        return batch
-    return batch.replace(fresh=batch["provenance"] == batch["provenance"].max())
-
-
-def _mismatch(batch: Batch) -> dict[str, Tensor]:
-    """Distance in nats between the trainer's old log-probabilities and the sampler's."""
-    gap = sampler_gap(batch)
-    return {} if gap is None else {"sampler_gap": gap.abs()}
 
 
 def _rows_share_rollouts(batch: Batch) -> bool:
