@@ -98,6 +98,7 @@ def _train_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "checkpoint_every",
         "keep",
         "log_rollouts_every",
+        "log",
         "run",
         "engine",
         "teacher",

@@ -134,6 +134,13 @@ def _add_training(parser: argparse.ArgumentParser, *, several: bool = False) -> 
     )
     parser.add_argument("--keep", type=int, metavar="N", help="checkpoints to keep (default 2)")
     parser.add_argument("--log-rollouts-every", type=int, metavar="N", help="steps between logs")
+    parser.add_argument(
+        "--log",
+        action="append",
+        metavar="SERVICE",
+        help="send the metrics to wandb or trackio too (repeatable); TensorBoard files are always "
+        "written",
+    )
 
 
 def _eval_parser(commands: Any) -> None:

@@ -19,7 +19,7 @@ class RunFolder:
     """A run's folder, locked while the run goes on.
 
     Holds `run.json` (resolved recipe and settings), `metrics.jsonl` (a line per step),
-    `evals.jsonl`, `rollouts/`, `checkpoints/`, `model/` (final) and `report.html`.
+    `evals.jsonl`, `rollouts/`, `tensorboard/`, `checkpoints/`, `model/` (final) and `report.html`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -101,11 +101,12 @@ class RunFolder:
             file.write(json_line(row))
 
     def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write one file of sampled rollouts."""
+        """Write one file of sampled rollouts, in one piece."""
         folder = self.path / "rollouts"
         folder.mkdir(exist_ok=True)
-        text = "".join(json_line(row) for row in rows)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        draft = folder / f".{name}.draft"
+        draft.write_text("".join(json_line(row) for row in rows), encoding="utf-8")
+        os.replace(draft, folder / f"{name}.jsonl")
 
     def forget_after(self, step: int) -> None:
         """Drop what a killed run logged after the checkpoint it resumes from."""
