@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "show": _show,
         "demo": _demo,
         "report": _report,
+        "watch": _watch,
         "doctor": _doctor,
     }
     try:
@@ -220,6 +221,19 @@ def _report(options: argparse.Namespace) -> int:
     if not (options.run / "run.json").is_file():
         raise UserError(f"{options.run} is no run folder (no run.json).")
     print(write_report(options.run))
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from polyopt.watching.command import watch
+
+    watch(
+        options.run,
+        host=options.host,
+        port=options.port,
+        every=options.every,
+        browser=options.open,
+    )
     return 0
 
 

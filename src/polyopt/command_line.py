@@ -63,6 +63,7 @@ def build_parser() -> argparse.ArgumentParser:
     demo.add_argument("--run", type=Path, help="run folder (default: a new one under runs/)")
     report = commands.add_parser("report", help="write a run's report.html anew")
     report.add_argument("run", type=Path, help="run folder")
+    _watch_parser(commands)
     doctor = commands.add_parser(
         "doctor", help="name what is wrong with a run; exits with 1 if something serious is"
     )
@@ -141,6 +142,24 @@ def _add_training(parser: argparse.ArgumentParser, *, several: bool = False) -> 
         help="send the metrics to wandb or trackio too (repeatable); TensorBoard files are always "
         "written",
     )
+
+
+def _watch_parser(commands: Any) -> None:
+    watch = commands.add_parser("watch", help="serve a run's report page while the run goes on")
+    watch.add_argument("run", type=Path, help="run folder")
+    watch.add_argument(
+        "--port", type=int, help="port (default: 8642, or the next free one; 0: any free one)"
+    )
+    watch.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen at (default 127.0.0.1: this machine alone)",
+    )
+    watch.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="between updates (default 2)"
+    )
+    watch.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def _eval_parser(commands: Any) -> None:

@@ -188,13 +188,20 @@ def test_a_writer_changes_no_number_of_the_run(tmp_path: Path) -> None:
         for name, writers in (("alone", []), ("watched", [Gambler()]))
     ]
     rows = [
-        [{k: v for k, v in row.items() if "second" not in k} for row in read_rows(run / "metrics.jsonl")]
+        [
+            {k: v for k, v in row.items() if "second" not in k}
+            for row in read_rows(run / "metrics.jsonl")
+        ]
         for run in runs
     ]
     assert rows[0] == rows[1]
     before = torch.get_rng_state()
     Writers([Gambler()], print).step(1, {"loss": 1.0})
     assert torch.equal(before, torch.get_rng_state())
+
+
+def untimed(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [{k: v for k, v in row.items() if "second" not in k} for row in rows]
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:
