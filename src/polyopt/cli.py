@@ -27,6 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "show": _show,
         "demo": _demo,
         "report": _report,
+        "watch": _watch,
         "doctor": _doctor,
     }
     try:
@@ -98,6 +99,7 @@ def _train_arguments(options: argparse.Namespace) -> dict[str, Any]:
         "checkpoint_every",
         "keep",
         "log_rollouts_every",
+        "log",
         "run",
         "engine",
         "teacher",
@@ -223,6 +225,19 @@ def _report(options: argparse.Namespace) -> int:
             f"--rollout-megabytes is {options.rollout_megabytes:g}: it must be above 0."
         )
     print(write_report(options.run, round(1e6 * options.rollout_megabytes)))
+    return 0
+
+
+def _watch(options: argparse.Namespace) -> int:
+    from polyopt.watching.command import watch
+
+    watch(
+        options.run,
+        host=options.host,
+        port=options.port,
+        every=options.every,
+        browser=options.open,
+    )
     return 0
 
 

@@ -69,6 +69,7 @@ def build_parser() -> argparse.ArgumentParser:
         default=5.0,
         help="most megabytes of rollouts in the page; more takes longer to open (default 5)",
     )
+    _watch_parser(commands)
     doctor = commands.add_parser(
         "doctor", help="name what is wrong with a run; exits with 1 if something serious is"
     )
@@ -140,6 +141,31 @@ def _add_training(parser: argparse.ArgumentParser, *, several: bool = False) -> 
     )
     parser.add_argument("--keep", type=int, metavar="N", help="checkpoints to keep (default 2)")
     parser.add_argument("--log-rollouts-every", type=int, metavar="N", help="steps between logs")
+    parser.add_argument(
+        "--log",
+        action="append",
+        metavar="SERVICE",
+        help="send the metrics to wandb or trackio too (repeatable); TensorBoard files are always "
+        "written",
+    )
+
+
+def _watch_parser(commands: Any) -> None:
+    watch = commands.add_parser("watch", help="serve a run's report page while the run goes on")
+    watch.add_argument("run", type=Path, help="run folder")
+    watch.add_argument(
+        "--port", type=int, help="port (default: 8642, or the next free one; 0: any free one)"
+    )
+    watch.add_argument(
+        "--host",
+        default="127.0.0.1",
+        metavar="ADDRESS",
+        help="address to listen at (default 127.0.0.1: this machine alone)",
+    )
+    watch.add_argument(
+        "--every", type=float, default=2.0, metavar="SECONDS", help="between updates (default 2)"
+    )
+    watch.add_argument("--open", action="store_true", help="open the page in the browser")
 
 
 def _eval_parser(commands: Any) -> None:

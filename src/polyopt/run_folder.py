@@ -19,7 +19,7 @@ class RunFolder:
     """A run's folder, locked while the run goes on.
 
     Holds `run.json` (resolved recipe and settings), `metrics.jsonl` (a line per step),
-    `evals.jsonl`, `rollouts/`, `checkpoints/`, `model/` (final) and `report.html`.
+    `evals.jsonl`, `rollouts/`, `tensorboard/`, `checkpoints/`, `model/` (final) and `report.html`.
     """
 
     def __init__(self, path: Path) -> None:
@@ -51,13 +51,11 @@ class RunFolder:
                 f"can't write to the run folder {self.path} ({error.strerror}): choose another "
                 "with --run FOLDER."
             ) from None
-        try:
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
+        if not _locked(self._lock):
             raise UserError(
                 f"the run folder {self.path} is in use by another process: wait for it, or choose "
                 "another with --run FOLDER."
-            ) from None
+            )
         exists = (self.path / "run.json").is_file()
         if exists and not resume:
             raise UserError(
@@ -101,11 +99,12 @@ class RunFolder:
             file.write(json_line(row))
 
     def write_rollouts(self, name: str, rows: Iterable[Mapping[str, Any]]) -> None:
-        """Write one file of sampled rollouts."""
+        """Write one file of sampled rollouts, in one piece."""
         folder = self.path / "rollouts"
         folder.mkdir(exist_ok=True)
-        text = "".join(json_line(row) for row in rows)
-        (folder / f"{name}.jsonl").write_text(text, encoding="utf-8")
+        draft = folder / f".{name}.draft"
+        draft.write_text("".join(json_line(row) for row in rows), encoding="utf-8")
+        os.replace(draft, folder / f"{name}.jsonl")
 
     def forget_after(self, step: int) -> None:
         """Drop what a killed run logged after the checkpoint it resumes from."""
@@ -119,6 +118,30 @@ class RunFolder:
         for path in (self.path / "rollouts").glob("step-*.jsonl"):
             if int(path.stem.removeprefix("step-")) > step:
                 path.unlink()
+
+
+def in_use(path: Path) -> bool:
+    """Whether a process is running the run in this folder."""
+    try:
+        with (path / "run.lock").open() as lock:
+            fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def _locked(lock: IO[str]) -> bool:
+    """Take the lock; whoever only looks (`in_use`) holds it for less than these attempts."""
+    for _ in range(5):
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            time.sleep(0.02)
+        else:
+            return True
+    return False
 
 
 def new_run_path(expression: str, root: Path = Path("runs")) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import signal
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -34,6 +35,9 @@ from polyopt.tasks.overlap import prompt_counts
 from polyopt.tasks.task import Task
 from polyopt.trainer import Trainer
 from polyopt.watch import Watch
+from polyopt.writers.choice import check_services, writers_for
+from polyopt.writers.protocol import MetricWriter, RunStart
+from polyopt.writers.several import Writers
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -53,6 +57,7 @@ class RunSettings:
         keep: Newest checkpoints to keep.
         log_rollouts_every: Steps between logged groups of rollouts.
         log_groups: Groups logged each time.
+        log: Services that get the metrics too: `"wandb"`, `"trackio"`.
         quiet: Print nothing but warnings and the result.
     """
 
@@ -65,6 +70,7 @@ class RunSettings:
     keep: int = 2
     log_rollouts_every: int = 10
     log_groups: int = 4
+    log: Sequence[str] = ()
     quiet: bool = False
 
     def __post_init__(self) -> None:
@@ -72,6 +78,7 @@ class RunSettings:
             if getattr(self, name) < least:
                 flag = "--" + name.replace("_", "-")
                 raise UserError(f"{flag} is {getattr(self, name)}: it must be at least {least}.")
+        check_services(self.log)
 
 
 @dataclass(frozen=True)
@@ -107,6 +114,7 @@ def train(
     engine: str | Engine | None = None,
     teacher: str | Policy | None = None,
     second: str | Policy | None = None,
+    writers: Sequence[MetricWriter] = (),
     **settings: Any,
 ) -> RunResult:
     """Improve a language model on a task with a sum of ideas.
@@ -127,6 +135,7 @@ def train(
             `"http://host:port/v1#model"` (see `polyopt.engines.choice.engine_from`).
         teacher: A frozen model with the same vocabulary, for ideas that learn from one.
         second: A second model of the same architecture, for ideas that make the reference of both.
+        writers: Writers of your own that get every metric (see `polyopt.writers.protocol`).
         settings: Fields of `RunSettings`.
 
     Raises:
@@ -174,7 +183,8 @@ def train(
             "batch": batch_arithmetic(built),
             "prompts": prompt_counts(loaded_task.train, loaded_task.heldout),
         }
-        return Run(trainer, folder, chosen, description).go(resume=resume)
+        listeners = [*writers_for(chosen.log), *writers]
+        return Run(trainer, folder, chosen, description, listeners).go(resume=resume)
 
 
 @dataclass
@@ -185,9 +195,11 @@ class Run:
     folder: RunFolder
     settings: RunSettings
     description: Mapping[str, Any]
+    listeners: Sequence[MetricWriter] = ()
     before: dict[str, float] = field(default_factory=dict)
     _stop: bool = False
     _watch: Watch = field(init=False)
+    _writers: Writers = field(init=False)
 
     def __post_init__(self) -> None:
         self._watch = Watch(self.description)
@@ -196,26 +208,47 @@ class Run:
         """Train to the last step, or until Ctrl-C."""
         title = f"{self.description['expression']} on {self.description['task']}"
         display = LiveDisplay(self.settings.steps, title=title, quiet=self.settings.quiet)
+        self._writers = Writers(self.listeners, self._warner(display))
+        kept = -1
         if resume:
-            self._restore(display.warn)
+            kept = self._restore(display.warn)
             display.step = self.trainer.done
         else:
             self.folder.write_json("run.json", self.description)
         display.print_pipeline(self.description["pipeline"])
         display.print_batch(self.description["batch"])
+        self._writers.start(RunStart(self.folder.path, self.description, kept, resume))
+        try:
+            return self._train(display)
+        finally:
+            self._writers.close(finished=self._finished)
+
+    def _train(self, display: LiveDisplay) -> RunResult:
+        """Evaluate, train, save, evaluate."""
         if not self.before:
             self.before = self._evaluate("before")
         with _interruptible(self._interrupt), display:
-            while self.trainer.done < self.settings.steps and not self._stop:
+            while not self._finished and not self._stop:
                 self._step(display)
-        interrupted = self.trainer.done < self.settings.steps
+        interrupted = not self._finished
         self._checkpoint()
         return self._end(display, interrupted)
+
+    @property
+    def _finished(self) -> bool:
+        return self.trainer.done >= self.settings.steps
+
+    def _warner(self, display: LiveDisplay) -> Callable[[str], None]:
+        """Says a warning in the display; a quiet run says it on standard error."""
+        if not self.settings.quiet:
+            return display.warn
+        return lambda text: print(f"warning: {text}", file=sys.stderr)
 
     def _step(self, display: LiveDisplay) -> None:
         result = self.trainer.step()
         step = self.trainer.done
         self.folder.append("metrics.jsonl", {"step": step, **result.metrics})
+        self._writers.step(step, result.metrics)
         every = self.settings.log_rollouts_every
         if every and (step == 1 or step % every == 0):
             rows = logged_rollouts(result, self.trainer.policy, step, self.settings.log_groups)
@@ -247,6 +280,7 @@ class Run:
         row = {"step": step, "phase": phase, **result.metrics}
         self.folder.append("evals.jsonl", row)
         self._watch.saw_evaluation(row)
+        self._writers.evaluation(step, result.metrics)
         if phase in ("before", "after"):
             rows = [{"step": step, "phase": phase, **row} for row in result.rows[:64]]
             self._log_rollouts(phase, rows)
@@ -275,10 +309,13 @@ class Run:
         with self.trainer.clock("checkpoint"):
             checkpoint.save(self.folder.checkpoints, done, write, self.settings.keep)
 
-    def _restore(self, warn: Callable[[str], None]) -> None:
-        """Load the newest sound checkpoint and forget what was logged after it."""
+    def _restore(self, warn: Callable[[str], None]) -> int:
+        """Load the newest sound checkpoint and forget what was logged after it.
+
+        Gives the last step whose logs stand; -1 if there was no checkpoint.
+        """
         found = checkpoint.newest_sound(self.folder.checkpoints, warn)
-        done = 0
+        kept = -1
         if found is not None:
             # Our own files, verified against their manifest; parts may hold plain Python objects.
             state = torch.load(found / "state.pt", map_location="cpu", weights_only=False)
@@ -286,9 +323,10 @@ class Run:
             self.trainer.load_state_dict(state["trainer"])
             set_random_state(state["random"])
             self.before = state["before"]
-            done = self.trainer.done
-        self.folder.forget_after(done if found else -1)
+            kept = self.trainer.done
+        self.folder.forget_after(kept)
         self._watch.remember(read_evidence(self.folder.path))
+        return kept
 
     def _end(self, display: LiveDisplay, interrupted: bool) -> RunResult:
         after: dict[str, float] = {}

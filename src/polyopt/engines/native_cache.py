@@ -215,6 +215,8 @@ class PagedCache:
             order = np.argsort(prompts, kind="stable")
             sizes = np.unique(prompts, return_counts=True)[1]
             ends = np.cumsum(sizes)
-            starts = [s for e, n in zip(ends, sizes, strict=True) for s in range(e - n, e, self._most)]
+            starts = [
+                s for e, n in zip(ends, sizes, strict=True) for s in range(e - n, e, self._most)
+            ]
             self._tiles = Tiles(order, np.array([*starts, len(order)], dtype=np.int64))
         return self._tiles

@@ -26,7 +26,7 @@ PAIR_BYTES = 1_000_000
 MOST_EVALS = 500
 MOST_TEXT = 2000
 
-STYLES = ("page.css", "rollouts.css")
+STYLES = ("page.css", "rollouts.css", "live.css")
 SCRIPTS = (
     "format.js",
     "charts.js",
@@ -53,30 +53,56 @@ def write_report(run: Path, rollout_bytes: int = ROLLOUT_BYTES) -> Path:
     record = read_run(run)
     groups = sample_groups(run / "rollouts", rollout_bytes)
     pairs = sample_pairs(run / "rollouts", PAIR_BYTES)
-    page = _fill(
-        _asset("template.html"),
-        {
-            "title": html.escape(f"{record.title}: polyopt run"),
-            "policy": html.escape(_content_policy()),
-            "style": _style(),
-            "script": _script(),
-            "data": _data_element("run", page_json(page_data(record, groups, pairs))),
-            "rollouts": "\n".join(
-                _data_element(f"{kind}-{i}", text)
-                for kind, sample in (("group", groups), ("pair", pairs))
-                for i, text in enumerate(sample.texts)
-            ),
-        },
-    )
+    data = page_data(record, columns(record.metrics), groups, pairs)
+    page = page_html(data, rollout_texts(groups, pairs))
     target, draft = run / "report.html", run / ".report.html.draft"
     draft.write_text(page, encoding="utf-8")
     os.replace(draft, target)
     return target
 
 
-def page_data(record: RunRecord, groups: RolloutSample, pairs: RolloutSample) -> dict[str, Any]:
+def page_html(
+    data: Mapping[str, Any],
+    texts: Mapping[str, str],
+    *,
+    scripts: Sequence[str] = SCRIPTS,
+    requests: str = "'none'",
+) -> str:
+    """The page.
+
+    Args:
+        data: What `page_data` gives.
+        texts: JSON that the page reads by name: the rollouts.
+        scripts: The page's scripts.
+        requests: Where the page may send requests to, as a content security policy says it.
+    """
+    script = _script(scripts)
+    elements = {"run": page_json(data), **texts}
+    return _fill(
+        _asset("template.html"),
+        {
+            "title": html.escape(f"{data['title']}: polyopt run"),
+            "policy": html.escape(content_policy(script, requests)),
+            "style": _style(),
+            "script": script,
+            "data": "\n".join(_data_element(name, text) for name, text in elements.items()),
+        },
+    )
+
+
+def rollout_texts(groups: RolloutSample, pairs: RolloutSample) -> dict[str, str]:
+    """The JSON of each group and each before/after pair, by its name in the page."""
+    return {
+        f"{kind}-{i}": text
+        for kind, sample in (("group", groups), ("pair", pairs))
+        for i, text in enumerate(sample.texts)
+    }
+
+
+def page_data(
+    record: RunRecord, series: Series, groups: RolloutSample, pairs: RolloutSample
+) -> dict[str, Any]:
     """Everything the page shows except the rollouts themselves."""
-    series = columns(record.metrics)
     unreadable = dict(record.unreadable)
     if groups.unreadable + pairs.unreadable:
         unreadable["rollouts"] = groups.unreadable + pairs.unreadable
@@ -234,18 +260,21 @@ def _data_element(name: str, text: str) -> str:
     return f'<script type="application/json" id="{name}">{text}</script>'
 
 
-def _content_policy() -> str:
-    """Forbids the browser every request, and every script but the page's own."""
-    digest = base64.b64encode(hashlib.sha256(_script().encode()).digest()).decode()
-    return f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
+def content_policy(script: str, requests: str = "'none'") -> str:
+    """Forbids the browser every other script, and every request but to `requests`."""
+    digest = base64.b64encode(hashlib.sha256(script.encode()).digest()).decode()
+    return (
+        f"default-src 'none'; style-src 'unsafe-inline'; connect-src {requests}; "
+        f"script-src 'sha256-{digest}'"
+    )
 
 
 def _style() -> str:
     return "\n".join(map(_asset, STYLES))
 
 
-def _script() -> str:
-    body = "\n".join(map(_asset, SCRIPTS))
+def _script(names: Sequence[str]) -> str:
+    body = "\n".join(map(_asset, names))
     return f'(() => {{\n"use strict";\n{body}}})();\n'
 
 

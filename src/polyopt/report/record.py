@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -53,11 +53,16 @@ def read_run(path: Path) -> RunRecord:
     by_step = {step: row for row in metrics if (step := step_of(row)) is not None}
     return RunRecord(
         path=path,
-        about=_read_about(path / "run.json", unreadable),
+        about=read_about(path / "run.json", unreadable),
         metrics=[by_step[step] for step in sorted(by_step)],
-        evals=sorted((row for row in evals if step_of(row) is not None), key=_eval_order),
+        evals=sort_evals(evals),
         unreadable=unreadable,
     )
+
+
+def sort_evals(rows: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Evaluations in the order of their steps, `before` first and `after` last."""
+    return sorted((row for row in rows if step_of(row) is not None), key=_eval_order)
 
 
 def step_of(row: dict[str, Any]) -> int | None:
@@ -75,7 +80,7 @@ def read_objects(path: Path) -> Iterator[dict[str, Any] | None]:
     with path.open("rb") as file:
         for line in file:
             if line.strip():
-                yield _object(line)
+                yield parse_object(line)
 
 
 def _rows(path: Path, unreadable: dict[str, int]) -> list[dict[str, Any]]:
@@ -88,16 +93,18 @@ def _rows(path: Path, unreadable: dict[str, int]) -> list[dict[str, Any]]:
     return rows
 
 
-def _read_about(path: Path, unreadable: dict[str, int]) -> dict[str, Any]:
+def read_about(path: Path, unreadable: dict[str, int]) -> dict[str, Any]:
+    """`run.json`, or nothing; a garbled one is counted as unreadable."""
     if not path.is_file():
         return {}
-    about = _object(path.read_bytes())
+    about = parse_object(path.read_bytes())
     if about is None:
         unreadable[path.name] = 1
     return about or {}
 
 
-def _object(text: bytes) -> dict[str, Any] | None:
+def parse_object(text: bytes) -> dict[str, Any] | None:
+    """A JSON object; None if the text isn't one."""
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):

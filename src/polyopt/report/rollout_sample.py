@@ -58,14 +58,17 @@ class RolloutSample:
         self.shown += rollouts
 
 
-def sample_groups(folder: Path, budget: int) -> RolloutSample:
+def sample_groups(
+    folder: Path, budget: int, count: Callable[[Path], int] | None = None
+) -> RolloutSample:
     """Groups of training rollouts from `folder/step-*.jsonl`, evenly over the steps.
 
     Up to `STEP_STOPS` steps share the bytes; groups whose rollouts disagree come first, since
     only they carry credit in group-relative methods. Bytes left over go to further steps.
+    `count` gives a file's lines (`count_lines`, or one that remembers).
     """
     files = sorted(folder.glob("step-*.jsonl"), key=_file_step)
-    sample = RolloutSample(logged=sum(map(count_lines, files)), steps=len(files))
+    sample = RolloutSample(logged=sum(map(count or count_lines, files)), steps=len(files))
     planned, left = min(len(files), STEP_STOPS), budget
     for position, chosen in enumerate(evenly(len(files))):
         share = left / max(planned - position, 1)

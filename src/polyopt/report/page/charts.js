@@ -1,6 +1,6 @@
 // Line and stacked-area charts that share one step axis, one smoothing span and one cursor.
 
-const shared = { span: 1, steps: [], domain: [0, 1], charts: [], cursor: null };
+const shared = { span: 1, chosen: null, steps: [], domain: [0, 1], charts: [], cursor: null };
 
 const colours = ["--c1", "--c2", "--c3", "--c4", "--c5", "--c6", "--c7", "--c8"];
 const colourOf = (i) => `var(${colours[i % colours.length]})`;

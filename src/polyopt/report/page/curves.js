@@ -57,7 +57,8 @@ function drawCurves(data, host) {
   shared.domain = all.length ? [Math.min(...all), Math.max(...all)] : [0, 1];
   const spans = [1, 5, 10, 20, 50, 100, 200].filter((s) => s === 1 || s * 3 <= curves.counted);
   const wanted = curves.counted / 20;
-  const chosen = spans.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a), 1);
+  const nearest = spans.reduce((a, b) => (Math.abs(b - wanted) < Math.abs(a - wanted) ? b : a), 1);
+  const chosen = spans.includes(shared.chosen) ? shared.chosen : nearest;
   shared.span = Math.max(1, chosen / curves.bin);
   host.append(el("div", { class: "heading" }, el("h2", {}, "Learning curves"), smoothing(spans, chosen, curves)));
   if (!curves.steps.length) {
@@ -87,7 +88,13 @@ function smoothing(spans, chosen, curves) {
   if (spans.length < 2) return null;
   const choice = el(
     "select",
-    { onchange: (event) => { shared.span = Math.max(1, event.target.value / curves.bin); redrawAll(); } },
+    {
+      onchange: (event) => {
+        shared.chosen = Number(event.target.value);
+        shared.span = Math.max(1, shared.chosen / curves.bin);
+        redrawAll();
+      },
+    },
     spans.map((s) => el("option", { value: s, selected: s === chosen }, s === 1 ? "off" : `${s} steps`)),
   );
   const binned = curves.bin > 1 ? `each point is the mean of ${curves.bin} steps · ` : "";

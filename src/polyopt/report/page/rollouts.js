@@ -1,6 +1,9 @@
 // The rollout browser and the held-out samples before and after. Groups are parsed when opened.
 
-const opened = { mode: "advantage", group: 0, pair: 0, filter: "all" };
+// `wanted` is what the reader chose: a section that is drawn anew opens it again.
+const opened = {
+  mode: "advantage", group: 0, pair: 0, filter: "all", wanted: null, wantedPair: null, again: () => {},
+};
 
 function drawRollouts(data, host) {
   const { index, shown, logged, steps } = data.groups;
@@ -13,14 +16,18 @@ function drawRollouts(data, host) {
   const label = el("output", {});
   const chips = el("div", { class: "chips", role: "tablist" });
   const body = el("div", { class: "group" });
-  const go = (step) => open(closest(index, step, index[opened.group].group));
+  const choose = (position) => {
+    opened.wanted = index[position];
+    open(position);
+  };
+  const go = (step) => choose(closest(index, step, index[opened.group].group));
   const move = (by) => go(stops[Math.min(Math.max(Number(slider.value) + by, 0), stops.length - 1)]);
   const open = (position) => {
     opened.group = position;
     const { step } = index[position];
     slider.value = stops.indexOf(step);
     label.textContent = `step ${step.toLocaleString("en")}`;
-    chips.replaceChildren(...groupChips(index, step, open));
+    chips.replaceChildren(...groupChips(index, step, choose));
     body.replaceChildren(...groupBody(index[position], readJson(`group-${position}`), () => open(position)));
   };
   slider.addEventListener("input", () => go(stops[slider.value]));
@@ -34,8 +41,8 @@ function drawRollouts(data, host) {
       label),
     chips, body,
   );
-  open(startingGroup(index));
-  addEventListener("hashchange", () => readHash().group && open(startingGroup(index)));
+  opened.again = () => open(startingGroup(index));
+  opened.again();
 }
 
 // Which rollouts were logged, which of them the page holds, and in what order they stand.
@@ -49,10 +56,11 @@ function orderWords({ about, groups }) {
     : "Within a step they stand by id.");
 }
 
-// `#group=STEP/GROUP` if there is one, else the last group whose rollouts disagree.
+// What the reader chose, else `#group=STEP/GROUP`, else the last group whose rollouts disagree.
 function startingGroup(index) {
   const hash = readHash();
-  if (hash.colour) opened.mode = hash.colour;
+  if (hash.colour && !opened.wanted) opened.mode = hash.colour;
+  if (opened.wanted) return closest(index, opened.wanted.step, opened.wanted.group);
   if (hash.group) {
     const [step, group] = hash.group.split("/");
     const exact = index.findIndex((e) => String(e.step) === step && (group === undefined || e.group === group));
@@ -132,7 +140,8 @@ function drawHeldOut(data, host) {
   const names = { all: "all", gained: "gained", lost: "lost", right: "right both times", wrong: "wrong both times", unclear: "not compared" };
   const kinds = index.map(change);
   const wanted = readHash().pair;
-  const start = wanted === undefined ? kinds.indexOf("gained") : index.findIndex((e) => e.prompt_id === wanted);
+  const kept = index.findIndex((e) => e.prompt_id === opened.wantedPair);
+  const start = kept >= 0 ? kept : wanted === undefined ? kinds.indexOf("gained") : index.findIndex((e) => e.prompt_id === wanted);
   opened.pair = Math.max(0, start);
   const filters = el("div", { class: "chips" });
   const body = el("div", { class: "group" });
@@ -145,7 +154,11 @@ function drawHeldOut(data, host) {
         onclick: () => { opened.filter = k; draw(); } },
       names[k], el("span", { class: "aside" }, k === "all" ? index.length : kinds.filter((kind) => kind === k).length))));
     const place = places.indexOf(opened.pair);
-    const step = (by) => { opened.pair = places[(place + by + places.length) % places.length]; draw(); };
+    const step = (by) => {
+      opened.pair = places[(place + by + places.length) % places.length];
+      opened.wantedPair = index[opened.pair].prompt_id;
+      draw();
+    };
     body.replaceChildren(
       el("div", { class: "stepper" },
         el("button", { type: "button", title: "previous prompt", onclick: () => step(-1) }, "‹"),

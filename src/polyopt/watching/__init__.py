@@ -1,0 +1,1 @@
+"""`polyopt watch`: the report page of a run that goes on."""
