@@ -32,7 +32,12 @@ html_title = "polyopt"
 author = "the polyopt authors"
 html_show_copyright = False
 
-extensions = ["myst_parser", "extensions.navigation", "extensions.linked_files", "extensions.mathml"]
+extensions = [
+    "myst_parser",
+    "extensions.navigation",
+    "extensions.linked_files",
+    "extensions.mathml",
+]
 root_doc = "index"
 source_suffix = {".md": "markdown"}
 myst_enable_extensions = ["dollarmath"]
