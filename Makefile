@@ -57,7 +57,7 @@ check: $(VENV)/ready-test
 
 docs: $(VENV)/ready-docs
 	@rm -rf site
-	@$(BIN)/python -m sphinx --quiet --fail-on-warning --keep-going --nitpicky \
+	@$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going --nitpicky \
 		--doctree-dir build/doctrees docs site
 	@$(BIN)/python scripts/check_site.py site
 

@@ -27,6 +27,11 @@ def page_name(app: Sphinx, path: str) -> str:
     return f"{FOLDER}/{(Path(app.srcdir) / path).resolve().relative_to(repository).as_posix()}"
 
 
+def mark_outside_links(app: Sphinx, docname: str, source: list[str]) -> None:
+    """Tell MyST that what lies outside `docs/` is a file, whatever its name ends in."""
+    source[0] = source[0].replace("](../", "](path:../")
+
+
 def point_to_pages(app: Sphinx, doctree: nodes.document, docname: str) -> None:
     """Turn MyST's download links into links to the pages of the files."""
     for node in list(doctree.findall(addnodes.download_reference)):
@@ -53,6 +58,7 @@ def file_pages(app: Sphinx) -> Iterator[tuple[str, dict[str, Any], str]]:
 
 
 def setup(app: Sphinx) -> dict[str, bool]:
+    app.connect("source-read", mark_outside_links)
     app.connect("env-updated", keep_from_downloads)
     app.connect("doctree-resolved", point_to_pages)
     app.connect("html-collect-pages", file_pages)

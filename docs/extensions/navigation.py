@@ -1,4 +1,4 @@
-"""The sidebar: `NAVIGATION` of `conf.py` as hidden tables of contents at the end of the front page."""
+"""The sidebar: `NAVIGATION` of `conf.py` as hidden tables of contents of the front page."""
 
 from __future__ import annotations
 

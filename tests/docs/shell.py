@@ -141,10 +141,13 @@ def _polyopt(words: list[str], folder: str) -> Ran:
     from polyopt.cli import main
 
     output = io.StringIO()
-    with contextlib.chdir(folder), contextlib.redirect_stdout(output):
-        with contextlib.redirect_stderr(output):
-            try:
-                code = main(smaller(words))
-            except SystemExit as stop:
-                code = int(stop.code or 0)
+    with (
+        contextlib.chdir(folder),
+        contextlib.redirect_stdout(output),
+        contextlib.redirect_stderr(output),
+    ):
+        try:
+            code = main(smaller(words))
+        except SystemExit as stop:
+            code = int(stop.code or 0)
     return Ran(words, code, output.getvalue())
