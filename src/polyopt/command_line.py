@@ -11,9 +11,9 @@ from polyopt import __version__
 from polyopt.errors import did_you_mean
 
 EXAMPLES = """examples:
-  polyopt train grpo --model embedded --task reasoning_gym:chain_sum
+  polyopt train grpo --model embedded --task reasoning_gym:chain_sum --max-tokens 64
   polyopt train dapo+ktae+greso --model smollm2 --task problems.jsonl --reward math --lora 16
-  polyopt compare grpo dapo grpo+ktae --seeds 5 --model embedded --task reasoning_gym:chain_sum
+  polyopt compare grpo dapo grpo+ktae --model smollm2 --task problems.jsonl --reward math
   polyopt show dapo+ktae --set objective.clip_high=0.3
   polyopt eval --model runs/my-run/model --task reasoning_gym:chain_sum --samples 8
 """
