@@ -128,3 +128,60 @@ def test_a_gradient_that_is_not_finite_is_counted_and_not_applied() -> None:
     assert made.apply()["skipped_updates"] == 1
     for before, p in zip(weights, made.parameters, strict=True):
         assert torch.equal(before, p)
+
+
+def off_by(batch: Batch, nats: float) -> Batch:
+    return batch.replace(logp_sampler=batch["logp_sampler"] + nats * batch.mask)
+
+
+@pytest.mark.parametrize("off", [0.0, 0.01])
+def test_a_sampler_is_taken_at_its_word_only_as_far_as_it_is_true(off: float) -> None:
+    trainer, batch = sampled_batch()
+    made = learner(trainer, OBJECTIVES["grpo"], 40)
+    exact = gradients(
+        made, batch.replace(logp_old=made.log_probs(batch)), "gradient_through_boundary"
+    )
+    made.optimizer.zero_grad()
+    found = gradients(made, off_by(batch, off), "gradient_through_boundary")
+    assert made.trusts_sampler == (off == 0.0)
+    for a, b in zip(found, exact, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
+
+
+def test_on_policy_the_boundary_costs_no_second_forward() -> None:
+    trainer, batch = sampled_batch()
+    calls = []
+    forward = trainer.policy.evaluate
+
+    def counted(part: Batch, *arguments: Any) -> Evaluation:
+        calls.append(len(part))
+        return forward(part, *arguments)
+
+    trainer.policy.evaluate = counted  # type: ignore[method-assign]
+    for micro_tokens in (10_000, 40):
+        calls.clear()
+        made = learner(trainer, OBJECTIVES["grpo"], micro_tokens)
+        made.gradient_through_boundary(made.objective.prepare(batch))
+        assert sum(calls) <= len(batch)
+
+
+def test_rows_without_gradient_are_not_run_and_nothing_changes() -> None:
+    trainer, batch = sampled_batch()
+    silent = batch.group == batch.group[0]
+    batch = batch.replace(advantages=batch["advantages"].masked_fill(silent[:, None], 0.0))
+    made = learner(trainer, OBJECTIVES["dr-grpo"], 10_000)
+    known = batch.replace(logp_old=made.log_probs(batch))
+    whole = gradients(made, known, "gradient_in_one_pass")
+    made.optimizer.zero_grad()
+    rows = []
+    forward = trainer.policy.evaluate
+
+    def counted(part: Batch, *arguments: Any) -> Evaluation:
+        rows.append(len(part))
+        return forward(part, *arguments)
+
+    trainer.policy.evaluate = counted  # type: ignore[method-assign]
+    found = gradients(made, batch, "gradient_in_one_pass")
+    assert sum(rows) <= int((~silent).sum())
+    for a, b in zip(found, whole, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)

@@ -225,6 +225,7 @@ class Trainer:
             "collector": self.collector.state_dict(),
             "optimizer": self.learner.optimizer.state_dict(),
             "scheduler": self.learner.scheduler.state_dict(),
+            "trusts_sampler": self.learner.trusts_sampler,
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -236,6 +237,7 @@ class Trainer:
         self.collector.load_state_dict(state["collector"])
         self.learner.optimizer.load_state_dict(state["optimizer"])
         self.learner.scheduler.load_state_dict(state["scheduler"])
+        self.learner.trusts_sampler = state["trusts_sampler"]
         self.engine.sync(self.policy)
 
 

@@ -9,6 +9,7 @@ micro-batch. The second works for any coupling between tokens, rollouts or group
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import fields
 
@@ -24,6 +25,9 @@ from polyopt.updates.boundary_record import BoundaryRecord
 from polyopt.updates.optimizers import AdamW, Schedule, scheduled
 from polyopt.updates.protocol import Metrics
 from polyopt.updates.staleness import drift, sampler_gap, staleness, with_fresh
+
+TRUSTED_GAP = 1e-4
+"""Nats between sampler and trainer up to which a loss may be differentiated at the sampler's."""
 
 
 class TokenMeans:
@@ -46,11 +50,31 @@ class TokenMeans:
         return {name: total / max(self.counts[name], 1) for name, total in self.sums.items()}
 
 
+class Tally:
+    """Losses and metrics of the parts of a batch."""
+
+    def __init__(self, learner: Learner) -> None:
+        self.learner, self.total, self.means = learner, 0.0, TokenMeans()
+
+    def add(self, part: Batch, loss: Loss, evaluation: Evaluation) -> None:
+        """Take in a part whose gradient is known; `evaluation.logp.grad` may be dL/dlogp."""
+        self.total += float(loss.loss.detach())
+        distances = self.learner.distances(evaluation, part)
+        self.means.add(dict(loss.metrics) | distances, part.loss_mask)
+        if self.learner.record is not None:
+            self.learner.record.note(part, loss.log_ratio, evaluation.logp.grad)
+
+    def metrics(self) -> Metrics:
+        """The loss of the whole, and means over its tokens."""
+        return {"loss": self.total, **self.means.means()}
+
+
 class Learner:
     """A policy, its objective and its optimizer.
 
     Attributes:
         record: Takes in what passes the log-probability boundary, if anybody wants to know.
+        trusts_sampler: The sampler's log-probabilities have been the policy's own up to rounding.
     """
 
     def __init__(
@@ -65,6 +89,7 @@ class Learner:
         total_steps: int,
     ) -> None:
         self.record: BoundaryRecord | None = None
+        self.trusts_sampler = True
         self.policy = policy
         self.objective = objective
         self.distribution = distribution
@@ -94,9 +119,18 @@ class Learner:
         return route(batch) | staleness(batch, self.policy.version)
 
     def gradient_in_one_pass(self, batch: Batch) -> Metrics:
-        """Objective and backward on each micro-batch of a prepared batch."""
-        total, means = 0.0, TokenMeans()
-        for rows in self.policy.micro_batches(batch, self.micro_tokens):
+        """Objective and backward on each micro-batch of a prepared batch.
+
+        Rows that are sure to have no gradient go through the objective, but not through the model.
+        """
+        tally = Tally(self)
+        idle = self._rows_without_gradient(batch)
+        if bool(idle.any()):
+            part = batch.select(idle.nonzero()[:, 0])
+            point = _sampled_point(part)
+            loss = self.objective(point, _with_old(part, point.logp))
+            tally.add(part.replace(logp_old=torch.full_like(point.logp, math.nan)), loss, point)
+        for rows in self._splits(batch, ~idle):
             part = batch.select(rows).trim()
             evaluation = self.policy.evaluate(part, self.distribution, self.want)
             part = _with_old(part, evaluation.logp)
@@ -105,41 +139,101 @@ class Learner:
                 evaluation.logp.retain_grad()
             if loss.loss.requires_grad:
                 loss.loss.backward()  # type: ignore[no-untyped-call]
-            total += float(loss.loss.detach())
-            means.add(dict(loss.metrics) | self._distances(evaluation, part), part.loss_mask)
-            self._note(part, loss, evaluation)
-        return {"loss": total, **means.means()}
+            tally.add(part, loss, evaluation)
+        return tally.metrics()
 
     def gradient_through_boundary(self, batch: Batch) -> Metrics:
-        """dL/dlogp over the whole prepared batch, then backward through the model in pieces."""
-        detached = self.policy.evaluate_all(batch, self.distribution, self.want, self.micro_tokens)
-        leaves = Evaluation(**{n: v.clone().requires_grad_() for n, v in _tensors(detached)})
-        batch = _with_old(batch, detached.logp)
+        """dL/dlogp over the whole prepared batch, then backward through the model in pieces.
+
+        The log-probabilities at which the loss is differentiated take a forward pass of their own
+        only where they are neither those of a single micro-batch, whose graph can wait for its
+        gradient, nor the sampler's, which on-policy are the policy's own up to rounding.
+        """
+        splits = self._splits(batch, batch.mask.any(1))
+        if len(splits) == 1:
+            return self._boundary_of_one(batch)
+        if self.trusts_sampler and self._on_policy(batch):
+            metrics = self._boundary(batch, _sampled_point(batch), measure=True)
+            if metrics.pop("gap") <= TRUSTED_GAP:
+                return metrics
+            self.trusts_sampler = False
+            self.optimizer.zero_grad(set_to_none=True)
+            if self.record is not None:
+                self.record.forget()
+        point = self.policy.evaluate_all(batch, self.distribution, self.want, self.micro_tokens)
+        return self._boundary(batch, point)
+
+    def _boundary_of_one(self, batch: Batch) -> Metrics:
+        """The boundary route where one forward holds the whole batch."""
+        evaluation = self.policy.evaluate(batch, self.distribution, self.want)
+        leaves = _leaves(evaluation)
+        batch = _with_old(batch, leaves.logp)
         loss = self.objective(leaves, batch)
         if loss.loss.requires_grad:
             loss.loss.backward()  # type: ignore[no-untyped-call]
-            for rows in self.policy.micro_batches(batch, self.micro_tokens):
-                self._push(batch.select(rows).trim(), leaves, rows)
-        means = TokenMeans()
-        means.add(dict(loss.metrics) | self._distances(detached, batch), batch.loss_mask)
-        self._note(batch, loss, leaves)
-        return {"loss": float(loss.loss.detach()), **means.means()}
+            _push(evaluation, {n: v.grad for n, v in _tensors(leaves) if v.grad is not None})
+        tally = Tally(self)
+        tally.add(batch, loss, leaves)
+        return tally.metrics()
 
-    def _note(self, part: Batch, loss: Loss, evaluation: Evaluation) -> None:
-        """Tell the record of a (micro-)batch whose gradient at the boundary is known."""
-        if self.record is not None:
-            self.record.note(part, loss.log_ratio, evaluation.logp.grad)
+    def _boundary(self, batch: Batch, point: Evaluation, *, measure: bool = False) -> Metrics:
+        """The boundary route from a point that is known.
 
-    def _push(self, part: Batch, leaves: Evaluation, rows: Tensor) -> None:
-        """Backward of sum(output * gradient at the boundary) for one micro-batch."""
-        grads = {n: v.grad[rows, : part.width] for n, v in _tensors(leaves) if v.grad is not None}
-        if not any(bool(grad.any()) for grad in grads.values()):
-            return
-        evaluation = self.policy.evaluate(part, self.distribution, self.want)
-        outputs = [(value, grads[n]) for n, value in _tensors(evaluation) if n in grads]
-        torch.autograd.backward([v for v, _ in outputs], [g for _, g in outputs])
+        With `measure` the policy's own log-probabilities replace the point's in what is reported,
+        and the largest distance between both is reported as `gap`.
+        """
+        leaves = _leaves(point)
+        batch = _with_old(batch, leaves.logp)
+        loss = self.objective(leaves, batch)
+        found = torch.full_like(leaves.logp, math.nan)
+        if loss.loss.requires_grad:
+            loss.loss.backward()  # type: ignore[no-untyped-call]
+            grads = {n: v.grad for n, v in _tensors(leaves) if v.grad is not None}
+            live = torch.stack([(grad != 0).any(1) for grad in grads.values()]).any(0)
+            for rows in self._splits(batch, live):
+                part = batch.select(rows).trim()
+                evaluation = self.policy.evaluate(part, self.distribution, self.want)
+                _push(evaluation, {n: grad[rows, : part.width] for n, grad in grads.items()})
+                found[rows, : part.width] = evaluation.logp.detach()
+        tally = Tally(self)
+        if not measure:
+            tally.add(batch, loss, leaves)
+            return tally.metrics()
+        tally.add(batch.replace(logp_old=found), loss, leaves)
+        gap = (found - leaves.logp.detach())[batch.mask].abs().nan_to_num(0.0)
+        return tally.metrics() | {"gap": float(gap.max()) if len(gap) else 0.0}
 
-    def _distances(self, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
+    def _splits(self, batch: Batch, live: Tensor) -> list[Tensor]:
+        """Micro-batches of the live rows, as places in the batch."""
+        places = live.nonzero()[:, 0]
+        if len(places) == len(batch):
+            return self.policy.micro_batches(batch, self.micro_tokens)
+        return [
+            places[rows]
+            for rows in self.policy.micro_batches(batch.select(places), self.micro_tokens)
+        ]
+
+    def _on_policy(self, batch: Batch) -> bool:
+        """Whether the present weights sampled every token, and logp is all that the loss reads."""
+        columns = ("logp_sampler", "provenance")
+        if self.want or "logp_old" in batch or any(name not in batch for name in columns):
+            return False
+        fresh = batch["provenance"] == self.policy.version
+        return bool((fresh & batch["logp_sampler"].isfinite())[batch.mask].all())
+
+    def _rows_without_gradient(self, batch: Batch) -> Tensor:
+        """Rows [N] at which the objective of an uncoupled, on-policy batch has gradient 0."""
+        if not self._on_policy(batch):
+            return torch.zeros(len(batch), dtype=torch.bool, device=batch.mask.device)
+        leaves = _leaves(_sampled_point(batch))
+        loss = self.objective(leaves, _with_old(batch, leaves.logp)).loss
+        if loss.requires_grad:
+            loss.backward()  # type: ignore[no-untyped-call]
+        grad = leaves.logp.grad
+        return torch.ones_like(batch.mask[:, 0]) if grad is None else (grad == 0).all(1)
+
+    def distances(self, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
+        """How far the tokens' log-probabilities are from the sampler's, in nats."""
         gap = sampler_gap(batch)
         found = {} if gap is None else {"sampler_gap": gap.abs()}
         return found | drift(evaluation.logp, batch, self.policy.version)
@@ -192,6 +286,23 @@ class Learner:
 def _tensors(evaluation: Evaluation) -> list[tuple[str, Tensor]]:
     named = [(f.name, getattr(evaluation, f.name)) for f in fields(evaluation)]
     return [(name, value) for name, value in named if value is not None]
+
+
+def _leaves(point: Evaluation) -> Evaluation:
+    """The same numbers as the start of a graph."""
+    return Evaluation(**{n: v.detach().clone().requires_grad_() for n, v in _tensors(point)})
+
+
+def _push(evaluation: Evaluation, grads: Mapping[str, Tensor]) -> None:
+    """Backward of sum(output * gradient at the boundary)."""
+    pairs = [(value, grads[n]) for n, value in _tensors(evaluation) if n in grads]
+    pairs = [(value, grad) for value, grad in pairs if value.requires_grad]
+    torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
+
+
+def _sampled_point(batch: Batch) -> Evaluation:
+    """The sampler's log-probabilities as an evaluation of a batch that is on-policy."""
+    return Evaluation(batch["logp_sampler"].masked_fill(~batch.mask, 0.0).float())
 
 
 def _with_old(batch: Batch, logp: Tensor) -> Batch:
