@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from polyopt.models.packed_kernels import PackedAttention, Stretches, kernels_for
 from polyopt.models.packing import Rows, same_prompts
 
 ATTENTION = "polyopt_packed"
@@ -63,6 +64,7 @@ class Packed:
         blocks: How attention is computed.
         order: Places of the S tokens in the blocks' flattened outputs.
         source: Place of the hidden state that predicts each of the M tokens.
+        stretches: Who sees whom, as the C kernels take it.
     """
 
     input_ids: Int[Tensor, "1 S"]
@@ -70,6 +72,7 @@ class Packed:
     blocks: tuple[Block, ...]
     order: Int[Tensor, " S"]
     source: Int[Tensor, " M"]
+    stretches: Stretches
 
 
 @dataclass(frozen=True)
@@ -123,6 +126,7 @@ def pack(rows: Rows) -> Packed:
         blocks=blocks,
         order=torch.empty_like(owner).index_put_((places[filled],), filled),
         source=segments.starts[home] + rows.position - segments.begins[home],
+        stretches=_stretches(segments),
     )
 
 
@@ -142,6 +146,22 @@ def _segments(rows: Rows) -> Segments:
     )
     begins = torch.cat([torch.zeros_like(prompt), prompt])
     return Segments(begins, lengths, lengths.cumsum(0) - lengths, trunk, branched)
+
+
+def _stretches(segments: Segments) -> Stretches:
+    """Each trunk, followed by the branches that build on it."""
+    n = len(segments.trunk)
+    starts, lengths = segments.starts.tolist(), segments.lengths.tolist()
+    branches: dict[int, list[int]] = {}
+    for row, trunk in enumerate(segments.trunk.tolist()):
+        branches.setdefault(trunk, []).extend([n + row] if lengths[n + row] else [])
+    table, families = [], [0]
+    for trunk, own in branches.items():
+        if lengths[trunk]:
+            table.append((starts[trunk], lengths[trunk], 0, 0))
+            table += [(starts[b], lengths[b], starts[trunk], lengths[trunk]) for b in own]
+            families.append(len(table))
+    return Stretches(torch.tensor(table).view(-1, 4), torch.tensor(families))
 
 
 def _blocks(segments: Segments) -> tuple[tuple[Block, ...], Tensor]:
@@ -214,6 +234,12 @@ def packed_attention(
     if packed is None or odd:
         raise NotImplementedError(f"packed attention without structure or with {odd}")
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
+    if kernels := kernels_for(q):
+        scale = q.shape[-1] ** -0.5 if scaling is None else scaling
+        attended: Tensor = PackedAttention.apply(  # type: ignore[no-untyped-call]
+            q, k, v, packed.stretches, scale, kernels
+        )
+        return attended[None], None
     outputs = []
     for block in packed.blocks:
         keys = block.queries if block.keys is None else block.keys

@@ -2,4 +2,5 @@
 #include "products.c"
 #include "amx.c"
 #include "rows.c"
+#include "packed_attention.c"
 #include "decode.c"

@@ -32,12 +32,19 @@ class Library:
             "polyopt_step_floats",
             "polyopt_page_positions",
             "polyopt_page_floats",
+            "polyopt_attention_space",
         ):
             if hasattr(handle, name):
                 getattr(handle, name).restype = ctypes.c_int64
         self.has_amx = bool(handle.polyopt_has_amx())
+        self.lanes = int(handle.polyopt_lanes())
         self._space = torch.empty(0, dtype=torch.int32)
         self._busy = threading.Lock()
+
+    def attention_space(self, longest_trunk: int, longest: int, size: int) -> int:
+        """Numbers of scratch that packed attention takes for each thread."""
+        lengths = _int(longest_trunk), _int(longest)
+        return int(self._c.polyopt_attention_space(*lengths, _int(size)))
 
     def packed_size(self, weight: Float[Tensor, "O I"]) -> int:
         """Numbers that the packed weight takes."""

@@ -1,0 +1,127 @@
+"""Attention over a packed sequence by C kernels: no gathers, no padding, no masks."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from polyopt.native.library import Library, native
+
+
+class _Heads(ctypes.Structure):
+    _fields_ = [
+        ("data", ctypes.c_void_p),
+        ("token_stride", ctypes.c_int64),
+        ("head_stride", ctypes.c_int64),
+    ]
+
+
+class _Attention(ctypes.Structure):
+    _fields_ = [
+        *((name, _Heads) for name in ("queries", "keys", "values", "out", "out_gradient")),
+        *((f"{name}", ctypes.c_void_p) for name in ("norm", "queries_", "keys_", "values_")),
+        *((name, ctypes.c_int64) for name in ("heads", "key_heads", "size")),
+        ("scale", ctypes.c_float),
+    ]
+
+
+@dataclass(frozen=True)
+class Stretches:
+    """Who sees whom in a packed sequence.
+
+    Attributes:
+        table: For each stretch of tokens its start and length, and those of its trunk (0 and 0
+            without one). Stretches that share a trunk follow it.
+        families: Where in the table each trunk's family begins, and the table's length.
+    """
+
+    table: Int[Tensor, "B 4"]
+    families: Int[Tensor, " F+1"]
+
+    @property
+    def longest(self) -> tuple[int, int]:
+        """Tokens of the longest trunk and of the longest stretch."""
+        return int(self.table[:, 3].max()), int(self.table[:, 1].max())
+
+
+def kernels_for(queries: Tensor) -> Library | None:
+    """The kernels, where they can compute this attention."""
+    if queries.device.type != "cpu" or queries.dtype != torch.float32:
+        return None
+    kernels = native()
+    return kernels if kernels and queries.shape[-1] % kernels.lanes == 0 else None
+
+
+class PackedAttention(torch.autograd.Function):
+    """softmax(scale q k^T) v, each token over its trunk and its own stretch up to itself."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        queries: Float[Tensor, "S H D"],
+        keys: Float[Tensor, "S K D"],
+        values: Float[Tensor, "S K D"],
+        stretches: Stretches,
+        scale: float,
+        kernels: Library,
+    ) -> Float[Tensor, "S H D"]:
+        queries, keys, values = (_rows(tensor) for tensor in (queries, keys, values))
+        out = torch.empty(queries.shape)
+        norm = torch.empty(queries.shape[:2])
+        _run(kernels, stretches, (queries, keys, values, out, None), norm, None, scale)
+        ctx.save_for_backward(queries, keys, values, out, norm)
+        ctx.rest = stretches, scale, kernels
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Any:
+        queries, keys, values, out, norm = ctx.saved_tensors
+        stretches, scale, kernels = ctx.rest
+        inputs = queries, keys, values
+        gradients = tuple(torch.zeros(tensor.shape) for tensor in inputs)
+        tensors = (*inputs, out, _rows(gradient))
+        _run(kernels, stretches, tensors, norm, gradients, scale)
+        return *gradients, None, None, None
+
+
+def _run(
+    kernels: Library,
+    stretches: Stretches,
+    tensors: tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None],
+    norm: Tensor,
+    gradients: tuple[Tensor, ...] | None,
+    scale: float,
+) -> None:
+    """The forward pass, or the backward pass if there are tensors for gradients."""
+    queries, keys = tensors[:2]
+    threads, trunk, longest = torch.get_num_threads(), *stretches.longest
+    size = queries.shape[-1]
+    space = torch.empty(threads * kernels.attention_space(trunk, longest, size))
+    what = _Attention(
+        *(_heads(tensor) for tensor in tensors),
+        norm.data_ptr(),
+        *(tensor.data_ptr() for tensor in gradients or ()),
+        *([None] * (0 if gradients else 3)),
+        *(queries.shape[1], keys.shape[1], size, scale),
+    )
+    kernels.handle.polyopt_attention(
+        ctypes.byref(what),
+        ctypes.c_void_p(stretches.table.data_ptr()),
+        ctypes.c_void_p(stretches.families.data_ptr()),
+        *(ctypes.c_int64(n) for n in (len(stretches.families) - 1, trunk, longest)),
+        *(int(gradients is not None), ctypes.c_void_p(space.data_ptr()), threads),
+    )
+
+
+def _heads(tensor: Tensor | None) -> _Heads:
+    return _Heads() if tensor is None else _Heads(tensor.data_ptr(), *tensor.stride()[:2])
+
+
+def _rows(tensor: Tensor) -> Tensor:
+    """The tensor with each head's numbers side by side."""
+    return tensor if tensor.stride(-1) == 1 else tensor.contiguous()
