@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,7 +87,10 @@ def _weights(shape: str) -> int:
 def step_seconds(work: Workload, options: argparse.Namespace) -> list[float]:
     """Times of steps of a fresh trainer, after a first one."""
     trainer = trainer_of(policy_of(work.model), work)
-    return [seconds(trainer.step, options.clock) for _ in range(options.repeats + 1)][1:]
+    times = [seconds(trainer.step, options.clock) for _ in range(options.repeats + 1)]
+    del trainer
+    gc.collect()
+    return times[1:]
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> Fit:

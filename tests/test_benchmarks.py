@@ -218,6 +218,13 @@ def test_a_part_that_takes_too_long_is_stopped() -> None:
         time.sleep(10)
 
 
+def test_a_new_run_replaces_only_its_own_lines(tmp_path: Path) -> None:
+    out = tmp_path / "lines"
+    out.write_text('{"benchmark": "step"}\n{"benchmark": "train"}\n')
+    run.keep_others(out, ["step"])
+    assert lines(out) == [{"benchmark": "train"}]
+
+
 def test_the_table_shows_goals_and_notes() -> None:
     options = harness.parser("doc").parse_args([])
     side = harness.Side("side", [2.0])
