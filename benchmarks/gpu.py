@@ -34,7 +34,6 @@ from gpu_setting import Setting, setting
 from harness import Comparison, emit, machine, parse, parser
 from run import table
 
-
 SHARE = 0.4
 """Largest share of the budget for one part, so that a slow one leaves time for the others."""
 

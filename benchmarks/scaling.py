@@ -140,17 +140,17 @@ def draw(sweep: Sweep, y: Sequence[float], line: Fit, out: Path) -> None:
     """The sweep as a picture: measured and fitted seconds, and measured over fitted."""
     x = [round(value) for value, _ in sweep.points]
     facts = f"{sweep.points[0][1]} to {sweep.points[-1][1]}"
-    caption = (
+    caption = f"x: {sweep.unit}; " + (
         f"left: measured (points) and a + b x (line); right: measured / fitted, cliff at {CLIFF}"
     )
     picture = Picture(f"Seconds per step by {sweep.axis}", facts, caption)
     left = picture.panel(0, 2, "seconds", share=False)
     fitted: Values = [line.a + line.b * value for value in x]
-    left.scale(x, [*y, *(line.a + line.b * value for value in x)], along=sweep.unit)
+    left.scale(x, [*y, *(line.a + line.b * value for value in x)], along="x")
     left.line(x, fitted, LINE)
     left.points({v: Estimate(s, None, None) for v, s in zip(x, y, strict=True)}, POINT, labels=True)
     right = picture.panel(1, 2, "measured / fitted", share=False)
-    right.scale(x, [*line.over, 1.0, CLIFF], along=sweep.unit)
+    right.scale(x, [*line.over, 1.0, CLIFF], along="x")
     right.line([x[0], x[-1]], [1.0, 1.0], LINE)
     right.line([x[0], x[-1]], [CLIFF, CLIFF], POINT)
     over = {v: Estimate(o, None, None) for v, o in zip(x, line.over, strict=True)}
