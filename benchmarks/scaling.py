@@ -24,7 +24,6 @@ from workloads import Workload, llama, policy_of, trainer_of
 
 from polyopt.report.intervals import Estimate
 from polyopt.report.picture import Picture
-from polyopt.report.series import Values
 
 CLIFF = 1.3
 LINE, POINT = "#1f66d0", "#d9591a"
@@ -140,14 +139,12 @@ def draw(sweep: Sweep, y: Sequence[float], line: Fit, out: Path) -> None:
     """The sweep as a picture: measured and fitted seconds, and measured over fitted."""
     x = [round(value) for value, _ in sweep.points]
     facts = f"{sweep.points[0][1]} to {sweep.points[-1][1]}"
-    caption = f"x: {sweep.unit}; " + (
-        f"left: measured (points) and a + b x (line); right: measured / fitted, cliff at {CLIFF}"
-    )
+    caption = f"x: {sweep.unit}; line: a + b x; right: measured / fitted, with the cliff at {CLIFF}"
     picture = Picture(f"Seconds per step by {sweep.axis}", facts, caption)
     left = picture.panel(0, 2, "seconds", share=False)
-    fitted: Values = [line.a + line.b * value for value in x]
-    left.scale(x, [*y, *(line.a + line.b * value for value in x)], along="x")
-    left.line(x, fitted, LINE)
+    fitted = [line.a + line.b * value for value in x]
+    left.scale(x, [*y, *fitted], along="x")
+    left.line(x, list[float | None](fitted), LINE)
     left.points({v: Estimate(s, None, None) for v, s in zip(x, y, strict=True)}, POINT, labels=True)
     right = picture.panel(1, 2, "measured / fitted", share=False)
     right.scale(x, [*line.over, 1.0, CLIFF], along="x")
