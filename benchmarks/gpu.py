@@ -34,6 +34,9 @@ from gpu_setting import Setting, setting
 from harness import Comparison, emit, machine, parse, parser
 from run import table
 
+SHARE = 0.4
+"""Largest share of the budget for one part, so that a slow one leaves time for the others."""
+
 
 def time_box(given: Setting, options: argparse.Namespace) -> int:
     """Run the parts until the budget is spent; how many failed or were left out."""
@@ -47,7 +50,8 @@ def time_box(given: Setting, options: argparse.Namespace) -> int:
             complain(name, f"left out: {left:.0f} s of the budget left, {least} wanted", options)
             missed += 1
             continue
-        missed += not attempt(name, lambda p=part: p(given), left, options)  # type: ignore[misc]
+        limit = min(left, SHARE * options.budget)
+        missed += not attempt(name, lambda p=part: p(given), limit, options)  # type: ignore[misc]
     return missed
 
 

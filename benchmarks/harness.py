@@ -166,7 +166,7 @@ def machine(dtype: str) -> dict[str, Any]:
 
     about: dict[str, Any] = {
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)),
+        "cores": cores(),
         "threads": torch.get_num_threads(),
         "memory_gb": significant(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 3),
         "torch": torch.__version__,
@@ -176,6 +176,12 @@ def machine(dtype: str) -> dict[str, Any]:
     if torch.cuda.is_available():
         about["gpu"] = torch.cuda.get_device_name()
     return about
+
+
+def cores() -> int:
+    """Processor cores that this process may use."""
+    allowed = getattr(os, "sched_getaffinity", None)
+    return len(allowed(0)) if allowed else os.cpu_count() or 1
 
 
 def processor() -> str:

@@ -46,8 +46,8 @@ def generate_call(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> 
 def continuous_call(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> Callable[[], Any]:
     """`generate_batch` of exactly `tokens` tokens; its manager outlives the calls.
 
-    By default its cache takes most of the machine's memory and every step attends to all of it, so
-    it is given just the pages that the work needs. It is tried once here.
+    By default its cache takes most of the machine's free memory, so it is given just the pages that
+    the work needs. It is tried once here.
     """
     import logging
 

@@ -52,6 +52,14 @@ def cells(line: dict[str, Any]) -> tuple[str, ...]:
     return (line["benchmark"], line["workload"], *sides, line["unit"], ratio, goal, reached)
 
 
+def keep_others(out: Path, names: Sequence[str]) -> None:
+    """Drop the lines of the benchmarks that are about to run from the file, and keep the others."""
+    out.parent.mkdir(parents=True, exist_ok=True)
+    old = out.read_text(encoding="utf-8").splitlines() if out.is_file() else []
+    kept = [line for line in old if json.loads(line)["benchmark"] not in names]
+    out.write_text("".join(f"{line}\n" for line in kept), encoding="utf-8")
+
+
 def run(name: str, out: Path, rest: Sequence[str]) -> bool:
     """One benchmark in a process of its own; whether it went well."""
     options = ["--out", str(out), *rest]
@@ -71,8 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     out = options.table or options.out or results_file()
     failed = []
     if options.table is None:
-        out.parent.mkdir(parents=True, exist_ok=True)
-        out.write_text("", encoding="utf-8")
+        keep_others(out, options.names or NAMES)
         rest = ["--quick"] * options.quick + ["--clock", options.clock]
         rest += ["--threads", str(options.threads)] if options.threads else []
         rest += ["--repeats", str(options.repeats)] if options.repeats else []

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import gc
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -23,7 +24,6 @@ from workloads import Workload, llama, policy_of, trainer_of
 
 from polyopt.report.intervals import Estimate
 from polyopt.report.picture import Picture
-from polyopt.report.series import Values
 
 CLIFF = 1.3
 LINE, POINT = "#1f66d0", "#d9591a"
@@ -86,7 +86,10 @@ def _weights(shape: str) -> int:
 def step_seconds(work: Workload, options: argparse.Namespace) -> list[float]:
     """Times of steps of a fresh trainer, after a first one."""
     trainer = trainer_of(policy_of(work.model), work)
-    return [seconds(trainer.step, options.clock) for _ in range(options.repeats + 1)][1:]
+    times = [seconds(trainer.step, options.clock) for _ in range(options.repeats + 1)]
+    del trainer
+    gc.collect()
+    return times[1:]
 
 
 def fit(x: Sequence[float], y: Sequence[float]) -> Fit:
@@ -136,17 +139,15 @@ def draw(sweep: Sweep, y: Sequence[float], line: Fit, out: Path) -> None:
     """The sweep as a picture: measured and fitted seconds, and measured over fitted."""
     x = [round(value) for value, _ in sweep.points]
     facts = f"{sweep.points[0][1]} to {sweep.points[-1][1]}"
-    caption = (
-        f"left: measured (points) and a + b x (line); right: measured / fitted, cliff at {CLIFF}"
-    )
+    caption = f"x: {sweep.unit}; line: a + b x; right: measured / fitted, with the cliff at {CLIFF}"
     picture = Picture(f"Seconds per step by {sweep.axis}", facts, caption)
     left = picture.panel(0, 2, "seconds", share=False)
-    fitted: Values = [line.a + line.b * value for value in x]
-    left.scale(x, [*y, *(line.a + line.b * value for value in x)], along=sweep.unit)
-    left.line(x, fitted, LINE)
+    fitted = [line.a + line.b * value for value in x]
+    left.scale(x, [*y, *fitted], along="x")
+    left.line(x, list[float | None](fitted), LINE)
     left.points({v: Estimate(s, None, None) for v, s in zip(x, y, strict=True)}, POINT, labels=True)
     right = picture.panel(1, 2, "measured / fitted", share=False)
-    right.scale(x, [*line.over, 1.0, CLIFF], along=sweep.unit)
+    right.scale(x, [*line.over, 1.0, CLIFF], along="x")
     right.line([x[0], x[-1]], [1.0, 1.0], LINE)
     right.line([x[0], x[-1]], [CLIFF, CLIFF], POINT)
     over = {v: Estimate(o, None, None) for v, o in zip(x, line.over, strict=True)}

@@ -7,6 +7,7 @@ slows the other. Between its steps a process waits and computes nothing.
 from __future__ import annotations
 
 import multiprocessing
+import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
@@ -147,7 +148,8 @@ def peak_gb() -> float:
         return int(line.split()[1]) * 1024 / 1e9
     import resource
 
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024 / 1e9
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 1e9
 
 
 def installed_trl() -> str | None:
