@@ -5,10 +5,9 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-from collections.abc import Sequence
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float
 from torch import Tensor
 
 from polyopt.native.build import compiled
