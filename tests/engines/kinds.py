@@ -22,6 +22,7 @@ from polyopt.engines.http import HttpEngine
 from polyopt.engines.local import LocalEngine
 from polyopt.engines.native_decoder import NativeDecoder
 from polyopt.engines.protocol import Engine, SampleRequest
+from polyopt.native.library import native
 
 Maker = Callable[..., Engine]
 
@@ -80,6 +81,15 @@ def _local(decoder: Any) -> Callable[[Any], AbstractContextManager[Maker]]:
 
 
 @contextmanager
+def _local_native(model: Any) -> Iterator[Maker]:
+    """The local engine with its decoder in C."""
+    if native() is None:
+        pytest.skip("no C compiler here")
+    with _local(NativeDecoder)(model) as maker:
+        yield maker
+
+
+@contextmanager
 def _http_stand_in(model: Any) -> Iterator[Maker]:
     """A server in a thread of this process, which speaks vLLM's dialect."""
     with SamplingServer(model) as server:
@@ -114,7 +124,7 @@ def _vllm(model: Any) -> Iterator[Maker]:
 ENGINES = {
     "local-generic": Kind(_local(GenericDecoder)),
     "local-fast": Kind(_local(FastDecoder)),
-    "local-native": Kind(_local(NativeDecoder)),
+    "local-native": Kind(_local_native),
     "http": Kind(_http_stand_in, OUTSIDE, draws=300),
     "http-vllm": Kind(_http_vllm, OUTSIDE, "llama-wide", slow=True, draws=1000),
     "vllm": Kind(_vllm, OUTSIDE, "llama-wide", slow=True),

@@ -84,9 +84,14 @@ FAST = frozenset(
 
 
 def small_model(architecture: str = "llama", seed: int = 0) -> Any:
+    """A random model of an architecture."""
+    return model_of(ARCHITECTURES[architecture], seed)
+
+
+def model_of(config: Any, seed: int = 0) -> Any:
     """A model whose biases and norms are random as well."""
     torch.manual_seed(seed)
-    model = AutoModelForCausalLM.from_config(ARCHITECTURES[architecture])
+    model = AutoModelForCausalLM.from_config(config)
     for name, parameter in model.named_parameters():
         if "bias" in name or "norm" in name:
             nn.init.normal_(parameter, 1.0 if name.endswith("norm.weight") else 0.0, 0.3)

@@ -18,8 +18,11 @@ from polyopt.engines.local import LocalEngine, choose_decoder
 from polyopt.engines.native_decoder import NativeDecoder
 from polyopt.engines.protocol import Sample
 from polyopt.errors import UserError
+from polyopt.native.library import native
 
-DECODERS = (GenericDecoder, FastDecoder, NativeDecoder)
+needs_kernels = pytest.mark.skipif(native() is None, reason="no C compiler here")
+FAST_DECODERS = (FastDecoder, pytest.param(NativeDecoder, marks=needs_kernels))
+DECODERS = (GenericDecoder, *FAST_DECODERS)
 
 
 def engine(model: nn.Module, decoder: Any = choose_decoder, **options: Any) -> LocalEngine:
@@ -40,11 +43,12 @@ def test_every_architecture_samples_what_its_plain_forward_says(architecture: st
 
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
 def test_the_fast_decoder_is_taken_where_it_can_be(architecture: str) -> None:
-    kind = NativeDecoder if architecture in FAST else GenericDecoder
+    fast = FastDecoder if native() is None else NativeDecoder
+    kind = fast if architecture in FAST else GenericDecoder
     assert isinstance(choose_decoder(small_model(architecture)), kind)
 
 
-@pytest.mark.parametrize("decoder", DECODERS[1:])
+@pytest.mark.parametrize("decoder", FAST_DECODERS)
 @pytest.mark.parametrize("architecture", sorted(FAST))
 def test_fast_and_generic_decoding_agree(architecture: str, decoder: Any) -> None:
     model = small_model(architecture)

@@ -175,7 +175,9 @@ class Queue:
             need = self._decoder.row_bytes(shapes[: len(rows) + count])
             return need + segments.bytes_with(first[:count]) > self._budget
 
-        fitting = free if free and not too_much(free) else 0
-        if not fitting:
-            fitting = max(0, bisect_left(range(1, free + 1), True, key=too_much))
+        bound = 1
+        while bound <= free and not too_much(bound):
+            bound *= 2
+        fits = range(bound // 2 + 1, min(bound, free + 1))
+        fitting = bound // 2 + bisect_left(fits, True, key=too_much)
         return [self._tickets.popleft() for _ in range(fitting)]

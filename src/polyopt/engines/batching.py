@@ -27,19 +27,14 @@ class Row:
         self.finish: Finish | None = None
         self._kept = len(request.prefix)
         self._ending = Ending(request, decode)
-        self._uniforms = uniforms_of(request.seed, self._kept, request.max_tokens - self._kept)
+        count = request.max_tokens - self._kept
+        self.uniforms = iter(uniforms_of(request.seed, self._kept, count).tolist())
+        """The draws that decide the next tokens."""
 
-    @property
-    def uniform(self) -> float:
-        """The draw that decides the next token."""
-        return float(self._uniforms[len(self.tokens) - self._kept])
-
-    def append(self, token: int, logp: float, entropy: float | None) -> None:
+    def append(self, token: int, logp: float) -> None:
         """Take one sampled token, and notice if it is the last."""
         self.tokens.append(token)
         self.logp.append(logp)
-        if entropy is not None:
-            self.entropy.append(entropy)
         self.finish = self._ending.finish(self.tokens)
 
     def sample(self, version: int) -> Sample:
@@ -142,15 +137,18 @@ class Batching:
 def _draw_into(rows: Sequence[Row], logits: Tensor) -> None:
     """Draw one token for each row from its logits."""
     requests = [row.ticket.request for row in rows]
-    wanted = any(request.entropy for request in requests)
     drawn = draw(
         logits,
-        np.array([row.uniform for row in rows]),
+        np.array([next(row.uniforms) for row in rows]),
         [request.distribution for request in requests],
-        entropy=wanted,
+        entropy=any(request.entropy for request in requests),
     )
-    entropies = [None] * len(rows) if drawn.entropy is None else drawn.entropy.tolist()
-    for row, token, logp, entropy in zip(
-        rows, drawn.tokens.tolist(), drawn.logp.tolist(), entropies, strict=True
-    ):
-        row.append(token, logp, entropy if row.ticket.request.entropy else None)
+    columns = (drawn.tokens.tolist(), drawn.logp.tolist())
+    if drawn.entropy is None:
+        for row, token, logp in zip(rows, *columns, strict=True):
+            row.append(token, logp)
+        return
+    for row, token, logp, entropy in zip(rows, *columns, drawn.entropy.tolist(), strict=True):
+        row.append(token, logp)
+        if row.ticket.request.entropy:
+            row.entropy.append(entropy)

@@ -65,7 +65,7 @@ class LocalEngine:
         decode: Decode,
         *,
         cache_bytes: int = 2 << 30,
-        max_rows: int = 128,
+        max_rows: int = 512,
         decoder: Callable[[PreTrainedModel], Decoder] = choose_decoder,
     ) -> None:
         if max_rows < 1:

@@ -213,10 +213,8 @@ class PagedCache:
         if self._tiles is None:
             prompts = self.sequences[: len(self._rows), PROMPT]
             order = np.argsort(prompts, kind="stable")
-            sizes = np.unique(prompts, return_counts=True)[1]
-            ends = np.cumsum(sizes)
-            starts = [
-                s for e, n in zip(ends, sizes, strict=True) for s in range(e - n, e, self._most)
-            ]
+            ends = np.cumsum(np.unique(prompts, return_counts=True)[1])
+            spans = zip([0, *ends], ends, strict=False)
+            starts = [start for span in spans for start in range(*span, self._most)]
             self._tiles = Tiles(order, np.array([*starts, len(order)], dtype=np.int64))
         return self._tiles

@@ -24,11 +24,16 @@ void polyopt_pack(const float *weight, int64_t outputs, int64_t inputs, float *p
         }
 }
 
+#define ROW_BLOCK 256 /* rows that go over all panels together: they stay in the cache */
+
 /* y [rows, outputs] = x [rows, inputs] W^T + b. */
 void polyopt_product(const float *x, int64_t rows, const float *panels, const float *bias,
                      int64_t inputs, int64_t outputs, float *y, int threads) {
     Weight weight = {panels, bias, inputs, outputs};
-#pragma omp parallel for num_threads(threads) schedule(static)
-    for (int64_t p = 0; p < panels_of(outputs); p++)
-        panel_product(&weight, p, x, rows, inputs, y, outputs, 0);
+#pragma omp parallel for num_threads(threads) collapse(2) schedule(static)
+    for (int64_t row = 0; row < rows; row += ROW_BLOCK)
+        for (int64_t p = 0; p < panels_of(outputs); p++) {
+            int64_t count = rows - row < ROW_BLOCK ? rows - row : ROW_BLOCK;
+            panel_product(&weight, p, x + row * inputs, count, inputs, y + row * outputs, outputs, 0);
+        }
 }
