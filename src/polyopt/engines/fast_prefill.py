@@ -17,6 +17,7 @@ from polyopt.engines.fast_block import (
     rotations,
 )
 from polyopt.engines.fast_weights import Geometry, Weights
+from polyopt.models.packed_kernels import Stretches, kernels_for, packed_attention
 
 MOST_TOKENS = 4096
 """Tokens that pass through the linear layers together, unless one segment has more."""
@@ -49,6 +50,8 @@ def _prefill(
     tokens = [t for job in jobs for t in job.tokens[job.known :]]
     hidden = F.embedding(torch.tensor(tokens, device=device), weights.embedding)
     layers: list[list[KeyValue]] = [[] for _ in jobs]
+    kernels = None if any(pasts) else kernels_for(hidden)
+    stretches = Stretches.alone(counts)
     for index, block in enumerate(weights.layers):
         parts = queries_keys_values(block, geometry, hidden, rotation)
         attended = []
@@ -57,9 +60,12 @@ def _prefill(
             if pasts[i]:
                 keys = torch.cat([pasts[i][index][0], keys], 1)
                 values = torch.cat([pasts[i][index][1], values], 1)
-            attended.append(_causal_attention(q.transpose(0, 1), keys, values))
+            if kernels is None:
+                attended.append(_causal_attention(q.transpose(0, 1), keys, values))
             own = begins[i] - jobs[i].known
             layers[i].append((keys[:, own:].clone(), values[:, own:].clone()))
+        if kernels is not None:
+            attended = [packed_attention(kernels, *parts, stretches, 1.0).flatten(1)]
         hidden = hidden + block.out(torch.cat(attended))
         hidden = hidden + feed_forward(block, geometry, hidden)
     last = hidden[torch.tensor(counts, device=device).cumsum(0) - 1]

@@ -23,6 +23,13 @@ from polyopt.native.library import Library, native
 SMALL = 1 << 20
 """Multiplications below which the call costs more than is gained."""
 
+WORTHWHILE = 128
+"""For AMX, each factor is split first: that pays if every number of it is used often enough.
+
+A number of the left factor takes part in as many products as the right one has rows, and the other
+way round; the harmonic mean of both numbers must be at least twice this.
+"""
+
 
 def product(
     a: Float[Tensor, "M K"], b: Float[Tensor, "K N"], out: Float[Tensor, "M N"] | None = None
@@ -113,7 +120,7 @@ def _onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 def _tiles(a: Tensor, b: Tensor, rows: int, columns: int) -> Library | None:
     """The kernels that use AMX, if they are there and such a product gains by them."""
     plain = a.device.type == "cpu" and a.dtype == torch.float32 and b.dtype == torch.float32
-    if not plain or min(rows, columns) < 64 or rows * columns * a.shape[-1] < SMALL:
+    if not plain or rows * columns < WORTHWHILE * (rows + columns):
         return None
     kernels = native()
     return kernels if kernels is not None and kernels.has_amx else None

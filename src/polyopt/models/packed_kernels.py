@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import ctypes
+from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
+from torch.nn.functional import pad
 
 from polyopt.native.library import Library, native
 
@@ -43,6 +46,13 @@ class Stretches:
     table: Int[Tensor, "B 4"]
     families: Int[Tensor, " F+1"]
 
+    @classmethod
+    def alone(cls, lengths: Sequence[int]) -> Stretches:
+        """Stretches of these lengths that share nothing."""
+        ends = list(accumulate(lengths))
+        rows = [(end - length, length, 0, 0) for end, length in zip(ends, lengths, strict=True)]
+        return cls(torch.tensor(rows), torch.arange(len(rows) + 1))
+
     @property
     def longest(self) -> tuple[int, int]:
         """Tokens of the longest trunk and of the longest stretch."""
@@ -51,14 +61,31 @@ class Stretches:
 
 def kernels_for(queries: Tensor) -> Library | None:
     """The kernels, where they can compute this attention."""
-    if queries.device.type != "cpu" or queries.dtype != torch.float32:
-        return None
-    kernels = native()
-    return kernels if kernels and queries.shape[-1] % kernels.lanes == 0 else None
+    plain = queries.device.type == "cpu" and queries.dtype == torch.float32
+    return native() if plain else None
+
+
+def packed_attention(
+    kernels: Library,
+    queries: Float[Tensor, "S H D"],
+    keys: Float[Tensor, "S K D"],
+    values: Float[Tensor, "S K D"],
+    stretches: Stretches,
+    scale: float,
+) -> Float[Tensor, "S H D"]:
+    """softmax(scale q k^T) v, each token over its trunk and its own stretch up to itself."""
+    size = queries.shape[-1]
+    room = -size % kernels.lanes
+    if room:
+        queries, keys, values = (pad(tensor, (0, room)) for tensor in (queries, keys, values))
+    out: Tensor = PackedAttention.apply(  # type: ignore[no-untyped-call]
+        queries, keys, values, stretches, scale, kernels
+    )
+    return out[..., :size]
 
 
 class PackedAttention(torch.autograd.Function):
-    """softmax(scale q k^T) v, each token over its trunk and its own stretch up to itself."""
+    """`packed_attention` for heads whose size is a multiple of the machine's vectors."""
 
     @staticmethod
     def forward(

@@ -19,7 +19,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from polyopt.models.packed_kernels import PackedAttention, Stretches, kernels_for
+from polyopt.models.packed_kernels import Stretches, kernels_for
+from polyopt.models.packed_kernels import packed_attention as kernel_attention
 from polyopt.models.packing import Rows, same_prompts
 
 ATTENTION = "polyopt_packed"
@@ -236,10 +237,7 @@ def packed_attention(
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
     if kernels := kernels_for(q):
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
-        attended: Tensor = PackedAttention.apply(  # type: ignore[no-untyped-call]
-            q, k, v, packed.stretches, scale, kernels
-        )
-        return attended[None], None
+        return kernel_attention(kernels, q, k, v, packed.stretches, scale)[None], None
     outputs = []
     for block in packed.blocks:
         keys = block.queries if block.keys is None else block.keys

@@ -77,9 +77,17 @@ INLINE void block_of(const int rows, const int vectors, const float *a, int64_t 
         }                                         \
     }
 
+/* For up to three vectors of columns. */
 static void strip(int64_t rows, const float *a, int64_t a_row, int64_t a_step, const float *b,
-                  int64_t b_step, int64_t terms, float factor, float *out, int64_t out_row, int add) {
-    BY_ROWS(3)
+                  int64_t b_step, int64_t columns, int64_t terms, float factor, float *out,
+                  int64_t out_row, int add) {
+    if (columns > 2 * LANES) {
+        BY_ROWS(3)
+    } else if (columns > LANES) {
+        BY_ROWS(2)
+    } else {
+        BY_ROWS(1)
+    }
 }
 
 /* The same for all columns of b. */
@@ -90,6 +98,8 @@ static void across(int64_t rows, const float *a, int64_t a_row, int64_t a_step, 
         BY_ROWS(DEPTH)
     for (; columns > 0; columns -= LANES, b += LANES, out += LANES) BY_ROWS(1)
 }
+
+INLINE int64_t in_vectors(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 
 INLINE int64_t in_panels(int64_t count) { return (count + COLUMNS - 1) / COLUMNS * COLUMNS; }
 
@@ -104,13 +114,13 @@ static void turn_rows(const Heads *of, int64_t start, int64_t length, int64_t he
         }
 }
 
-/* out [rows, in_panels(length)] = factor * rows of a times the columns in panels. */
+/* out [rows, length] = factor * rows of a times the columns in panels. */
 static void times_panels(const Heads *a, int64_t token, int64_t head, int64_t rows, int64_t size,
                          const float *panels, int64_t length, float factor, float *out,
                          int64_t out_row) {
     for (int64_t p = 0; p < length; p += COLUMNS, panels += size * COLUMNS)
-        strip(rows, row_of(a, token, head), a->token_stride, 1, panels, COLUMNS, size, factor,
-              out + p, out_row, 0);
+        strip(rows, row_of(a, token, head), a->token_stride, 1, panels, COLUMNS, length - p,
+              size, factor, out + p, out_row, 0);
 }
 
 /* PackedScratch of one thread: the panels of a trunk and of a stretch, for keys and values, and two
@@ -148,9 +158,10 @@ static void scores_of(const PackedAttention *a, const Stretch *s, int64_t head, 
 
 /* Zero lanes from `end` on of a vector that begins at column i. */
 INLINE vec cut(vec v, int64_t i, int64_t end) {
-    if (i + LANES > end)
-        for (int64_t j = end > i ? end - i : 0; j < LANES; j++) v[j] = 0;
-    return v;
+    if (i + LANES <= end) return v;
+    ivec lane;
+    for (int j = 0; j < LANES; j++) lane[j] = j;
+    return select_of(lane < (int32_t)(end - i), v, splat(0));
 }
 
 static void forward_rows(const PackedAttention *a, const Stretch *s, int64_t head, int64_t key_head,
@@ -163,17 +174,19 @@ static void forward_rows(const PackedAttention *a, const Stretch *s, int64_t hea
         float most = row_max(row + own, seen, 1), total = 0;
         if (s->trunk_length) most = fmaxf(most, row_max(row, s->trunk_length, 1));
         for (int part = 0; part < 2; part++) {
-            int64_t end = part ? own + seen : s->trunk_length;
-            int64_t last = part ? own + in_panels(first + rows) : own;
+            int64_t begin = part ? own : 0, end = begin + (part ? seen : s->trunk_length);
+            int64_t last = begin + in_vectors(part ? first + rows : s->trunk_length);
             vec sum = splat(0);
-            for (int64_t i = part ? own : 0; i < last; i += LANES) {
+            for (int64_t i = begin; i < last; i += LANES) {
                 vec w = cut(exp_of(load(row + i) - most), i, end);
                 store(row + i, w);
                 sum += w;
             }
             total += sum_of(sum);
         }
-        for (int64_t i = 0; i < own + in_panels(first + rows); i += LANES)
+        for (int64_t i = 0; i < in_vectors(s->trunk_length); i += LANES)
+            store(row + i, load(row + i) * (1 / total));
+        for (int64_t i = own; i < own + in_vectors(first + rows); i += LANES)
             store(row + i, load(row + i) * (1 / total));
         a->norm[(s->start + first + r) * a->heads + head] = most + logf(total);
     }
@@ -202,11 +215,14 @@ static void backward_rows(const PackedAttention *a, const Stretch *s, int64_t he
         vec along = splat(0);
         for (int64_t d = 0; d < size; d += LANES) along += load(out + d) * load(gradient + d);
         float mean = sum_of(along), norm = a->norm[(token + r) * a->heads + head];
-        for (int64_t i = 0; i < own + in_panels(reach); i += LANES) {
-            int64_t end = i < own ? s->trunk_length : own + first + r + 1;
-            vec p = cut(exp_of(load(row + i) - norm), i, end);
-            store(row + i, p);
-            store(slope + i, p * (load(slope + i) - mean) * a->scale);
+        for (int part = 0; part < 2; part++) {
+            int64_t begin = part ? own : 0, end = begin + (part ? first + r + 1 : s->trunk_length);
+            int64_t last = begin + in_vectors(part ? reach : s->trunk_length);
+            for (int64_t i = begin; i < last; i += LANES) {
+                vec p = cut(exp_of(load(row + i) - norm), i, end);
+                store(row + i, p);
+                store(slope + i, p * (load(slope + i) - mean) * a->scale);
+            }
         }
     }
     const int64_t stride = a->key_heads * size;
