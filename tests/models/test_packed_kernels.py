@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from polyopt.models.packed_kernels import Stretches, packed_attention
-from polyopt.native.library import native
+from polyopt.native.library import kernels_for, native
 
 KERNELS = native()
 pytestmark = pytest.mark.skipif(KERNELS is None, reason="no C compiler here")
@@ -54,3 +54,8 @@ def test_heads_may_lie_in_any_order_in_memory() -> None:
     q, k, v = (torch.randn(n, TOKENS, 16).transpose(0, 1) for n in (4, 2, 2))
     found = packed_attention(KERNELS, q, k, v, STRETCHES, 0.25)
     torch.testing.assert_close(found, obvious(q, k, v, 0.25), rtol=1e-4, atol=1e-5)
+
+
+def test_mixed_precision_is_left_to_pytorch() -> None:
+    assert kernels_for(torch.zeros(2), torch.zeros(2, dtype=torch.bfloat16)) is None
+    assert kernels_for(torch.zeros(2), torch.zeros(2)) is KERNELS

@@ -17,7 +17,8 @@ from polyopt.engines.fast_block import (
     rotations,
 )
 from polyopt.engines.fast_weights import Geometry, Weights
-from polyopt.models.packed_kernels import Stretches, kernels_for, packed_attention
+from polyopt.models.packed_kernels import Stretches, packed_attention
+from polyopt.native.library import kernels_for
 
 MOST_TOKENS = 4096
 """Tokens that pass through the linear layers together, unless one segment has more."""

@@ -14,7 +14,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyopt.models.matrix_products import product
-from polyopt.native.library import Library, native
+from polyopt.native.library import Library
 
 BLOCK = 1 << 23
 """Logits that exist at one time."""
@@ -85,9 +85,3 @@ class Head:
             if grad_bias is not None:
                 grad_bias[part] = logits.sum(0)
         return grad_hidden, grad_weight, grad_bias
-
-
-def kernels_for(hidden: Tensor, weight: Tensor, low: torch.dtype | None) -> Library | None:
-    """The kernels, where they compute what is asked."""
-    fits = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in (hidden, weight))
-    return native() if fits and low is None else None

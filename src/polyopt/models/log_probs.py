@@ -16,8 +16,9 @@ from torch.utils.checkpoint import checkpoint
 
 from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
-from polyopt.models.head_blocks import Head, kernels_for
+from polyopt.models.head_blocks import Head
 from polyopt.models.matrix_products import product
+from polyopt.native.library import kernels_for
 
 CHUNK = 512
 """Tokens whose logits exist at one time."""
@@ -188,8 +189,9 @@ def _in_blocks(
     low: torch.dtype | None,
 ) -> Head | None:
     """The head in the form that the C kernels take, where there are any for it."""
-    kernels = kernels_for(hidden, weight, low)
-    if kernels is None:
+    tensors = (hidden, weight) if bias is None else (hidden, weight, bias)
+    kernels = kernels_for(*tensors)
+    if kernels is None or low is not None:
         return None
     bias = None if bias is None else bias.detach().contiguous()
     whole = hidden.detach().contiguous(), weight.detach().contiguous(), bias

@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from polyopt.native.library import Library, native
+from polyopt.native.library import Library, kernels_for
 
 SMALL = 1 << 20
 """Multiplications below which the call costs more than is gained."""
@@ -119,15 +119,16 @@ def _onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 def _tiles(a: Tensor, b: Tensor, rows: int, columns: int) -> Library | None:
     """The kernels that use AMX, if they are there and such a product gains by them."""
-    plain = a.device.type == "cpu" and a.dtype == torch.float32 and b.dtype == torch.float32
-    if not plain or rows * columns < WORTHWHILE * (rows + columns):
+    if rows * columns < WORTHWHILE * (rows + columns):
         return None
-    kernels = native()
+    kernels = kernels_for(a, b)
     return kernels if kernels is not None and kernels.has_amx else None
 
 
 def _fits(inputs: Tensor, weight: Tensor, *rest: Any) -> bool:
-    return _gains(inputs, weight, inputs.numel() * weight.shape[0])
+    bias = rest[0] if rest else None
+    alike = bias is None or (bias.dtype == weight.dtype and bias.is_contiguous())
+    return alike and _gains(inputs, weight, inputs.numel() * weight.shape[0])
 
 
 def _gains(a: Tensor, b: Tensor, multiplications: int) -> bool:

@@ -13,7 +13,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import pad
 
-from polyopt.native.library import Library, native
+from polyopt.native.library import Library
 
 
 class _Heads(ctypes.Structure):
@@ -57,12 +57,6 @@ class Stretches:
     def longest(self) -> tuple[int, int]:
         """Tokens of the longest trunk and of the longest stretch."""
         return int(self.table[:, 3].max()), int(self.table[:, 1].max())
-
-
-def kernels_for(queries: Tensor) -> Library | None:
-    """The kernels, where they can compute this attention."""
-    plain = queries.device.type == "cpu" and queries.dtype == torch.float32
-    return native() if plain else None
 
 
 def packed_attention(

@@ -19,9 +19,10 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
-from polyopt.models.packed_kernels import Stretches, kernels_for
+from polyopt.models.packed_kernels import Stretches
 from polyopt.models.packed_kernels import packed_attention as kernel_attention
 from polyopt.models.packing import Rows, same_prompts
+from polyopt.native.library import kernels_for
 
 ATTENTION = "polyopt_packed"
 """Name under which the attention function is registered with transformers."""
@@ -235,7 +236,7 @@ def packed_attention(
     if packed is None or odd:
         raise NotImplementedError(f"packed attention without structure or with {odd}")
     q, k, v = (tensor[0].transpose(0, 1) for tensor in (query, key, value))
-    if kernels := kernels_for(q):
+    if kernels := kernels_for(q, k, v):
         scale = q.shape[-1] ** -0.5 if scaling is None else scaling
         return kernel_attention(kernels, q, k, v, packed.stretches, scale)[None], None
     outputs = []

@@ -101,8 +101,9 @@ class Library:
         the target (at first 0).
         """
         self._c.polyopt_softmax_sums(
-            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first), _at(targets)),
-            *(ctypes.c_float(1 / temperature), int(weighted), _at(sums), _threads()),
+            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first)),
+            _at(targets, torch.int64),
+            *(ctypes.c_float(1 / temperature), int(weighted), _at(sums, torch.float64), _threads()),
         )
 
     def softmax_gradient_(
@@ -122,7 +123,8 @@ class Library:
         targets' log-probabilities and of the entropies.
         """
         self._c.polyopt_softmax_gradient(
-            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first), _at(targets)),
+            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first)),
+            _at(targets, torch.int64),
             *(ctypes.c_float(1 / temperature), _at(norm), _at(entropies)),
             *(_at(grad_logp), _at(grad_entropy), _threads()),
         )
@@ -145,8 +147,10 @@ class Library:
         logp = torch.empty(len(logits), dtype=torch.float64)
         entropies = torch.empty_like(logp) if entropy else None
         self._c.polyopt_draw(
-            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _at(scales), _at(uniforms)),
-            *(_at(tokens), _at(logp), _at(entropies), _threads()),
+            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _at(scales)),
+            _at(uniforms, torch.float64),
+            *(_at(tokens, torch.int64), _at(logp, torch.float64)),
+            *(_at(entropies, torch.float64), _threads()),
         )
         return tokens, logp, entropies
 
@@ -174,7 +178,7 @@ class Library:
                 *(_at(left), _int(left.stride(0)), _int(left.stride(1)), _int(m)),
                 *(_at(right), _int(right.stride(0)), _int(right.stride(1)), _int(n)),
                 *(_int(terms), _at(bias), _at(out), _int(out.stride(0)), int(add)),
-                *(_at(self._space), _threads()),
+                *(_at(self._space, torch.int32), _threads()),
             )
         return out
 
@@ -193,13 +197,23 @@ def native() -> Library | None:
         return None
 
 
+def kernels_for(*tensors: Tensor) -> Library | None:
+    """The kernels, where they can compute with these: float32 on the CPU, all of them."""
+    plain = all(t.device.type == "cpu" and t.dtype == torch.float32 for t in tensors)
+    return native() if plain else None
+
+
 def _int(value: int) -> ctypes.c_int64:
     return ctypes.c_int64(value)
 
 
-def _at(tensor: Tensor | None) -> ctypes.c_void_p:
-    """Address of a tensor's numbers, NULL for None."""
-    return ctypes.c_void_p(None if tensor is None else tensor.data_ptr())
+def _at(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctypes.c_void_p:
+    """Address of a tensor's numbers, NULL for None; a kernel that expects others would read on."""
+    if tensor is None:
+        return ctypes.c_void_p(None)
+    if tensor.dtype != dtype or tensor.device.type != "cpu":
+        raise TypeError(f"a kernel for {dtype} on the CPU got {tensor.dtype} on {tensor.device}")
+    return ctypes.c_void_p(tensor.data_ptr())
 
 
 def _lines(factor: Tensor) -> Tensor:
