@@ -30,6 +30,7 @@ POINTS = 100
 SMOOTHED_PARTS = 12
 THRESHOLDS = 101
 ENOUGH_SEEDS = 5
+SAME_COST = 1.2
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,27 @@ class Summary:
     failures: list[Failure]
 
     @property
-    def caution(self) -> str:
-        """What to know about intervals of so few seeds; empty from five seeds on."""
+    def cautions(self) -> list[str]:
+        """What to know before reading the table: too few seeds, unequal cost."""
+        return [text for text in (self._few_seeds(), self._unequal_cost()) if text]
+
+    def _few_seeds(self) -> str:
         least = min((row.seeds for row in self.standings), default=0)
         if least >= ENOUGH_SEEDS:
             return ""
         if least == 1:
             return "One seed has no interval: take 5 or more."
         return f"Intervals of {least} seeds are too narrow: take 5 or more."
+
+    def _unequal_cost(self) -> str:
+        costs = sorted((row.tokens, row.name) for row in self.standings if row.tokens)
+        if not costs or costs[-1][0] < SAME_COST * costs[0][0]:
+            return ""
+        (least, cheap), (most, dear) = costs[0], costs[-1]
+        return (
+            f"Equal steps aren't equal cost here: a run of {dear} sampled {most / least:.1f} times "
+            f"the tokens of one of {cheap}."
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The numbers without the curves."""
