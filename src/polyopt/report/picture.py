@@ -102,8 +102,10 @@ class Panel:
             _add(self.group, "line", ends)
             self._label(self.left - 8, y + 4, self._written(tick), anchor="end")
         for i, step in enumerate(whole for whole in ticks(*self.steps, 5) if whole == int(whole)):
-            text = f"{int(step):,}" if i else f"{along} {int(step):,}"
-            self._label(self._x(step), self.bottom + 18, text, "middle" if i else "start")
+            text, x = f"{int(step):,}", self._x(step)
+            self._label(x, self.bottom + 18, text, "middle")
+            if i == 0:
+                self._label(x - 4 * len(text) - 6, self.bottom + 18, along, "end")
         self._label(self.left - 38, self.top - 6, self.label, fill=INK, weight=600)
 
     def line(self, steps: Sequence[float], values: Values, colour: str) -> None:
