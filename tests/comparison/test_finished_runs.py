@@ -104,6 +104,28 @@ def test_the_page_needs_nothing_from_elsewhere_and_escapes_names(tmp_path: Path)
     assert numbers["standings"][0]["final"]["value"] == pytest.approx(0.2)
 
 
+def test_equal_steps_at_unequal_cost_are_pointed_out(tmp_path: Path) -> None:
+    cheap = runs_of(tmp_path, grpo=[0.1, 0.3], rloo=[0.2, 0.4])
+    assert not any("cost" in text for text in summarize(read_scores(cheap)).cautions)
+    dear = write_run(tmp_path / "dear", "dapo", accuracy=(0.0, 0.5, 1.0))
+    text = (dear / "metrics.jsonl").read_text().replace("100.0", "160.0")
+    (dear / "metrics.jsonl").write_text(text)
+    cautions = summarize(read_scores([*cheap, dear])).cautions
+    assert any("a run of dapo sampled 1.6 times the tokens of one of grpo" in c for c in cautions)
+
+
+def test_the_profile_is_drawn_where_the_scores_lie(tmp_path: Path) -> None:
+    finals = {"grpo": [0.80, 0.82, 0.84], "dapo": [0.83, 0.85, 0.90]}
+    grpo, dapo = summarize(read_scores(runs_of(tmp_path, **finals))).standings
+    assert grpo.profile is not None
+    assert dapo.profile is not None
+    assert list(grpo.profile.steps) == list(dapo.profile.steps)
+    assert grpo.profile.steps[0] == pytest.approx(78)
+    assert grpo.profile.steps[-1] == pytest.approx(92)
+    assert (grpo.profile.middle[0], grpo.profile.middle[-1]) == (1.0, 0.0)
+    assert dapo.profile.middle[50] == pytest.approx(1 / 3)
+
+
 def test_the_command_prints_a_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     paths = runs_of(tmp_path, grpo=[0.1, 0.3], dapo=[0.2, 0.4])
     assert main(["compare", "--runs", *map(str, paths), "--out", str(tmp_path / "out")]) == 0

@@ -36,7 +36,7 @@ def test_a_run_gives_curves_bands_and_labelled_held_out_points(run: Path, tmp_pa
     picture = drawn(write_curve(run, tmp_path / "curve.svg"))
     shown = texts(picture)
     assert shown[0] == "dapo+ktae"
-    assert {"accuracy", "reward", "21.0%", "63.0%", "step 0"} <= set(shown)
+    assert {"accuracy", "reward", "21.0%", "63.0%", "step", "0"} <= set(shown)
     assert len(list(picture.iter(f"{SPACE}circle"))) == 3
     bands = [p for p in picture.iter(f"{SPACE}path") if p.get("fill-opacity")]
     assert len(bands) == 2

@@ -77,8 +77,7 @@ def _notices(summary: Summary) -> str:
         f"<li><b>{_text(f.cell)}</b> failed: {_text(f.error)} <code>{_text(f.log)}</code></li>"
         for f in summary.failures
     ]
-    if summary.caution:
-        items.append(f"<li>{_text(summary.caution)}</li>")
+    items += [f"<li>{_text(caution)}</li>" for caution in summary.cautions]
     return f'<ul class="notices">{"".join(items)}</ul>' if items else ""
 
 

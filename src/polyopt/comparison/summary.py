@@ -30,6 +30,7 @@ POINTS = 100
 SMOOTHED_PARTS = 12
 THRESHOLDS = 101
 ENOUGH_SEEDS = 5
+SAME_COST = 1.2
 
 
 @dataclass(frozen=True)
@@ -104,14 +105,27 @@ class Summary:
     failures: list[Failure]
 
     @property
-    def caution(self) -> str:
-        """What to know about intervals of so few seeds; empty from five seeds on."""
+    def cautions(self) -> list[str]:
+        """What to know before reading the table: too few seeds, unequal cost."""
+        return [text for text in (self._few_seeds(), self._unequal_cost()) if text]
+
+    def _few_seeds(self) -> str:
         least = min((row.seeds for row in self.standings), default=0)
         if least >= ENOUGH_SEEDS:
             return ""
         if least == 1:
             return "One seed has no interval: take 5 or more."
         return f"Intervals of {least} seeds are too narrow: take 5 or more."
+
+    def _unequal_cost(self) -> str:
+        costs = sorted((row.tokens, row.name) for row in self.standings if row.tokens)
+        if not costs or costs[-1][0] < SAME_COST * costs[0][0]:
+            return ""
+        (least, cheap), (most, dear) = costs[0], costs[-1]
+        return (
+            f"Equal steps aren't equal cost here: a run of {dear} sampled {most / least:.1f} times "
+            f"the tokens of one of {cheap}."
+        )
 
     def as_json(self) -> dict[str, Any]:
         """The numbers without the curves."""
@@ -129,11 +143,12 @@ def summarize(scores: Sequence[RunScore], failures: Sequence[Failure] = ()) -> S
     for score in scores:
         groups.setdefault(score.name, []).append(score)
     by_name = {name: by_task(runs, value) for name, runs in groups.items()}
+    thresholds = _thresholds([strata(scores) for scores in by_name.values()])
     pairs = [_pair(first, second, by_name) for first, second in itertools.combinations(by_name, 2)]
     return Summary(
         metric=RATE if evaluated else AREA,
         tasks=list(dict.fromkeys(score.task for score in scores)),
-        standings=[_standing(name, runs, by_name[name]) for name, runs in groups.items()],
+        standings=[_standing(n, runs, by_name[n], thresholds) for n, runs in groups.items()],
         pairs=[pair for pair in pairs if pair is not None],
         failures=list(failures),
     )
@@ -154,7 +169,7 @@ def advice(pair: Pair) -> str:
     return f"overlap: about {change.more_seeds} more seeds each would separate them"
 
 
-def _standing(name: str, runs: Sequence[RunScore], compared: Scores) -> Standing:
+def _standing(name: str, runs: Sequence[RunScore], compared: Scores, thresholds: Array) -> Standing:
     return Standing(
         name=name,
         runs=len(runs),
@@ -164,7 +179,7 @@ def _standing(name: str, runs: Sequence[RunScore], compared: Scores) -> Standing
         tokens=mean([run.tokens for run in runs]),
         seconds=mean([run.seconds for run in runs]),
         curves=_curves(runs),
-        profile=_profile(strata(compared)),
+        profile=_profile(strata(compared), thresholds),
     )
 
 
@@ -181,12 +196,20 @@ def _estimate(scores: Scores) -> Estimate | None:
     return interquartile_estimate(samples) if samples else None
 
 
-def _profile(samples: Sequence[Array]) -> Course | None:
+def _thresholds(samples: Sequence[Sequence[Array]]) -> Array:
+    """Scores at which the performance profile is drawn: those seen, and some room."""
+    values = [values for strata in samples for values in strata]
+    if not values:
+        return np.linspace(0.0, 1.0, THRESHOLDS)
+    low, high = float(np.concatenate(values).min()), float(np.concatenate(values).max())
+    room = max(0.2 * (high - low), 0.02)
+    return np.linspace(max(low - room, 0.0), min(high + room, 1.0), THRESHOLDS)
+
+
+def _profile(samples: Sequence[Array], thresholds: Array) -> Course | None:
     if not samples:
         return None
-    percent = np.linspace(0, 100, THRESHOLDS)
-    middle, low, high = performance_profile(samples, percent / 100)
-    return _course([round(p) for p in percent], middle, low, high)
+    return _course([100 * float(t) for t in thresholds], *performance_profile(samples, thresholds))
 
 
 def _curves(runs: Sequence[RunScore]) -> dict[str, Course]:
@@ -208,7 +231,7 @@ def _accuracy(run: RunScore) -> dict[int, float]:
     return {s: v for s, v in zip(series.steps, smoothed, strict=False) if v is not None}
 
 
-def _course(steps: list[int], middle: Array, low: Array | None, high: Array | None) -> Course:
+def _course(steps: Sequence[float], middle: Array, low: Array | None, high: Array | None) -> Course:
     def values(array: Array | None) -> Values:
         return [None] * len(steps) if array is None else [float(v) for v in array]
 

@@ -16,8 +16,8 @@ def print_summary(summary: Summary, console: Console | None = None) -> None:
     """Print the standings, the pairs, and the cells that failed with their logs."""
     console = console or Console(highlight=False)
     console.print(_standings(summary))
-    if summary.caution:
-        console.print(Text(summary.caution, style="yellow"), soft_wrap=True)
+    for caution in summary.cautions:
+        console.print(Text(caution, style="yellow"), soft_wrap=True)
     if summary.pairs:
         console.print(_pairs(summary))
     for pair in summary.pairs:

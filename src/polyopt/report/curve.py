@@ -22,7 +22,7 @@ SMOOTHED_PARTS = 12
 class Course:
     """A metric over steps, over the runs of one recipe: its middle, and a band around it."""
 
-    steps: list[int]
+    steps: Sequence[float]
     middle: Values
     low: Values
     high: Values
@@ -171,7 +171,7 @@ def _over_seeds(found: Sequence[Estimate]) -> Estimate:
 
 def _thinned(drawn: Course) -> Course:
     parts: dict[str, Any] = {"middle": drawn.middle, "low": drawn.low, "high": drawn.high}
-    thinned = thin(Series(drawn.steps, parts), POINTS)
+    thinned = thin(Series([int(step) for step in drawn.steps], parts), POINTS)
     return Course(thinned.steps, *(thinned.columns[name] for name in parts))
 
 

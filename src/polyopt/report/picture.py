@@ -85,7 +85,9 @@ class Panel:
         self.label, self.share = label, share
         self.steps, self.values = (0.0, 1.0), (0.0, 1.0)
 
-    def scale(self, steps: Sequence[int], values: Sequence[float], *, along: str = "step") -> None:
+    def scale(
+        self, steps: Sequence[float], values: Sequence[float], *, along: str = "step"
+    ) -> None:
         """Choose the ranges that hold all data, and draw the axes; `along` names the lower."""
         self.steps = (min(steps, default=0), max(steps, default=1))
         low, high = min(values, default=0.0), max(values, default=1.0)
@@ -100,17 +102,19 @@ class Panel:
             _add(self.group, "line", ends)
             self._label(self.left - 8, y + 4, self._written(tick), anchor="end")
         for i, step in enumerate(whole for whole in ticks(*self.steps, 5) if whole == int(whole)):
-            text = f"{int(step):,}" if i else f"{along} {int(step):,}"
-            self._label(self._x(step), self.bottom + 18, text, "middle" if i else "start")
+            text, x = f"{int(step):,}", self._x(step)
+            self._label(x, self.bottom + 18, text, "middle")
+            if i == 0:
+                self._label(x - 4 * len(text) - 6, self.bottom + 18, along, "end")
         self._label(self.left - 38, self.top - 6, self.label, fill=INK, weight=600)
 
-    def line(self, steps: Sequence[int], values: Values, colour: str) -> None:
+    def line(self, steps: Sequence[float], values: Values, colour: str) -> None:
         """A curve; missing values are gaps."""
         style: Attributes = {"fill": "none", "stroke": colour, "stroke-width": 2.2}
         joins: Attributes = {"stroke-linejoin": "round", "stroke-linecap": "round"}
         _add(self.group, "path", {"d": self._path(steps, values)} | style | joins)
 
-    def band(self, steps: Sequence[int], low: Values, high: Values, colour: str) -> None:
+    def band(self, steps: Sequence[float], low: Values, high: Values, colour: str) -> None:
         """A tinted area between two curves."""
         known = [
             (self._x(step), self._y(a), self._y(b))
@@ -170,7 +174,7 @@ class Panel:
             style |= {"stroke": PAPER, "stroke-width": 4, "paint-order": "stroke"}
         _add(self.group, "text", style | {"x": x, "y": y}, text)
 
-    def _path(self, steps: Sequence[int], values: Values) -> str:
+    def _path(self, steps: Sequence[float], values: Values) -> str:
         path, drawing = "", False
         for step, value in zip(steps, values, strict=True):
             if value is not None:

@@ -26,7 +26,10 @@ const sections = [
   ]],
   ["How is it updated?", [
     { title: "Advantage size", prefix: "advantage/", without: ["advantage/mean"], distinct: true, floor: 0, about: "Mean of |advantage| over tokens" },
-    { title: "Clipped tokens", prefix: "clip/", share: true, floor: 0, about: "Share of trained tokens" },
+    {
+      title: "Clipped tokens", prefix: "clip/", also: /^(mask\/.*|held|past|weight\/bounded)$/, share: true, floor: 0,
+      about: "Share of trained tokens that a clip or a mask stopped",
+    },
     {
       title: "Importance ratio", quantiles: "ratio", still: 1,
       about: "Current over old policy as the objective sees it, over the trained tokens of a step's updates",
@@ -41,6 +44,8 @@ const sections = [
       about: "How far the trainer's log-probabilities lie from the sampler's: mean distance, nats per token",
     },
     { title: "KL to the reference", names: ["kl_ref"], about: "Nats per token" },
+    { title: "KL to the old policy", names: ["kl_old", "fix_up/kl"], optional: true, about: "Nats per token" },
+    { title: "KL to the teacher", names: ["kl_teacher"], optional: true, about: "Nats per token" },
     { title: "Gradient norm", names: ["grad_norm"], log: "auto", about: "Before clipping" },
     { title: "Loss", names: ["loss"] },
     { title: "Learning rate", names: ["lr"], floor: 0, exact: true },
@@ -114,7 +119,7 @@ function drawMetric(spec, data, absent) {
     return null;
   }
   if (!names.length && !points.length) {
-    absent.missing.push(spec.title);
+    if (!spec.optional) absent.missing.push(spec.title);
     return null;
   }
   if (!points.length && names.every((name) => columns[name].every((value) => value === 0 || value === null))) {
@@ -134,7 +139,8 @@ function drawMetric(spec, data, absent) {
 
 function prefixed(columns, spec) {
   const skip = new Set(spec.without || []);
-  return Object.keys(columns).filter((name) => name.startsWith(spec.prefix) && !skip.has(name));
+  return Object.keys(columns).filter((name) =>
+    (name.startsWith(spec.prefix) || (spec.also && spec.also.test(name))) && !skip.has(name));
 }
 
 const same = (a, b) => Boolean(b) && a.every((value, i) => value === b[i]);
