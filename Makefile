@@ -37,8 +37,8 @@ $(VENV)/ready-demo: $(BIN)/python pyproject.toml constraints.txt
 
 $(VENV)/ready-test: $(BIN)/python pyproject.toml constraints.txt
 	@echo "set-up: installing polyopt with what the tests need"
-	@$(PIP) --editable '.[tasks,lora,dev]'
-	@touch $(VENV)/ready-demo $@
+	@$(PIP) --editable '.[tasks,lora,docs,dev]'
+	@touch $(VENV)/ready-demo $(VENV)/ready-docs $@
 
 $(VENV)/ready-docs: $(BIN)/python pyproject.toml constraints.txt
 	@echo "set-up: installing polyopt with what the documentation needs"

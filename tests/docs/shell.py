@@ -15,6 +15,7 @@ import shlex
 import socket
 import subprocess
 import sys
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -96,31 +97,32 @@ def run(script: str, folder: Path) -> list[Ran]:
     Raises:
         AssertionError: Some command of it failed; the message shows its output.
     """
-    address = str(folder / "polyopt.socket")
-    programs = folder / "programs"
-    programs.mkdir()
-    client = programs / "polyopt"
-    client.write_text(CLIENT.format(python=sys.executable, address=address))
-    client.chmod(0o755)
-    environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
     ran: list[Ran] = []
-    with socket.socket(socket.AF_UNIX) as server:
+    with tempfile.TemporaryDirectory() as programs, socket.socket(socket.AF_UNIX) as server:
+        address = f"{programs}/socket"  # a short path: sockets allow about 100 characters
+        client = Path(programs) / "polyopt"
+        client.write_text(CLIENT.format(python=sys.executable, address=address))
+        client.chmod(0o755)
+        environment = os.environ | {"PATH": f"{programs}{os.pathsep}{os.environ['PATH']}"}
         server.bind(address)
         server.listen()
         server.settimeout(0.05)
-        with subprocess.Popen(
-            ["bash", "-eu", "-o", "pipefail", "-c", script],
-            cwd=folder,
-            env=environment,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        ) as shell:
+        written = Path(programs) / "output"
+        with (
+            written.open("w") as output,
+            subprocess.Popen(
+                ["bash", "-eu", "-o", "pipefail", "-c", script],
+                cwd=folder,
+                env=environment,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+            ) as shell,
+        ):
             while shell.poll() is None:
                 with contextlib.suppress(TimeoutError):
                     ran.append(_serve(server))
-            output = shell.stdout.read() if shell.stdout else ""
-    assert shell.returncode == 0, f"{script}\n--- ended with {shell.returncode}:\n{output}"
+        text = written.read_text()
+    assert shell.returncode == 0, f"{script}\n--- ended with {shell.returncode}:\n{text}"
     return ran
 
 

@@ -86,8 +86,8 @@ REWARD = "def brief(completion):\n    return max(0.0, 1 - len(completion) / 200)
 GIVEN = {"problems.jsonl": sums(), "sums.jsonl": sums(), "rewards.py": REWARD}
 """Files that a reader has, where a page doesn't write them itself."""
 
-RUNS = ("RUN", "RUN1", "RUN2", "RUN3")
-"""Finished runs that a reader has."""
+RUNS = {"RUN": 0, "RUN1": 1, "RUN2": 2, "RUN3": 3}
+"""Finished runs that a reader has, and their seeds."""
 
 
 @pytest.fixture(scope="module")
@@ -105,8 +105,10 @@ def prepare(page: Path, folder: Path, finished_run: Path) -> None:
     """What a reader of the page has in front of them."""
     for name, text in GIVEN.items():
         (folder / name).write_text(text)
-    for name in RUNS:
+    for name, seed in RUNS.items():
         shutil.copytree(finished_run, folder / name)
+        about = json.loads((finished_run / "run.json").read_text())
+        (folder / name / "run.json").write_text(json.dumps(about | {"seed": seed}))
     for block in blocks(page, "python"):
         if block.text.startswith("# "):
             write(block, folder)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import dataclasses
 import inspect
 import re
@@ -42,13 +43,14 @@ def test_every_argument_of_trl_is_there() -> None:
     assert (known - common) | arguments <= names("from-trl.md")
 
 
-def test_the_example_from_trl_has_arguments_of_trl() -> None:
+def test_the_example_from_trl_is_a_configuration_of_trl(tmp_path: Path) -> None:
     trl = pytest.importorskip("trl")
     (block,) = blocks(DOCS / "from-trl.md", "python")
-    given = re.search(r"GRPOConfig\((.*?)\)\)", block.text, re.DOTALL)
-    assert given
-    config = eval(f"dict({given.group(1)})")
-    assert set(config) <= {field.name for field in dataclasses.fields(trl.GRPOConfig)}
+    calls = [node for node in ast.walk(ast.parse(block.text)) if isinstance(node, ast.Call)]
+    (call,) = [c for c in calls if isinstance(c.func, ast.Name) and c.func.id == "GRPOConfig"]
+    given = {word.arg: ast.literal_eval(word.value) for word in call.keywords if word.arg}
+    config = trl.GRPOConfig(str(tmp_path), bf16=False, **given)
+    assert config.generation_batch_size == 16 * config.num_generations
 
 
 def verl_options() -> dict[str, Any]:
