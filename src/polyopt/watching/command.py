@@ -28,15 +28,16 @@ def watch(
         UserError: There is no such run, or the address can't be listened at.
     """
     _check(run, port, every)
-    server = serve(Snapshots(run, every), host, port)
-    with server:
-        _say(run, server)
-        if browser:
-            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-        try:
+    try:
+        with serve(Snapshots(run, every), host, port) as server:
+            _say(run, server)
+            if browser:
+                opening = threading.Thread(target=webbrowser.open, args=(server.address,))
+                opening.daemon = True
+                opening.start()
             server.serve_forever()
-        except KeyboardInterrupt:
-            print()
+    except KeyboardInterrupt:
+        print()
 
 
 def _check(run: Path, port: int | None, every: float) -> None:
