@@ -118,9 +118,21 @@ def test_a_run_that_ended_is_said_to_have(server: PageServer) -> None:
     assert state["words"] == "finished after step 20"
 
 
-@pytest.mark.parametrize("path", ["/run.json", "/../run.json", "/%2e%2e/etc/passwd", "//etc/passwd",
-                                  "/news/../run.json", "/report.html", "/?/../x/", "/news?since=-1",
-                                  "/news?since=1e9", "/news?since=" + "9" * 30])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/run.json",
+        "/../run.json",
+        "/%2e%2e/etc/passwd",
+        "//etc/passwd",
+        "/news/../run.json",
+        "/report.html",
+        "/?/../x/",
+        "/news?since=-1",
+        "/news?since=1e9",
+        "/news?since=" + "9" * 30,
+    ],
+)
 def test_nothing_of_the_disk_is_served(server: PageServer, path: str) -> None:
     answer, body = ask(server, path)
     if path.startswith("/?"):
@@ -145,8 +157,19 @@ def test_head_gives_the_headers_alone(server: PageServer) -> None:
     assert body == b""
 
 
-@pytest.mark.parametrize("host", ["evil.example", "evil.example:8642", "192.168.1.7", "localhost.evil.example",
-                                  "127.0.0.1.evil.example", "a@localhost", "", "localhost/x"])
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8642",
+        "192.168.1.7",
+        "localhost.evil.example",
+        "127.0.0.1.evil.example",
+        "a@localhost",
+        "",
+        "localhost/x",
+    ],
+)
 def test_a_foreign_name_for_this_machine_is_not_answered(server: PageServer, host: str) -> None:
     answer, body = ask(server, "/", headers={"Host": host})
     assert answer.status == 421
@@ -155,7 +178,9 @@ def test_a_foreign_name_for_this_machine_is_not_answered(server: PageServer, hos
     assert answer.status == 421
 
 
-@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:9000", "127.0.0.1:1", "[::1]:8642", "localhost."])
+@pytest.mark.parametrize(
+    "host", ["localhost", "LOCALHOST:9000", "127.0.0.1:1", "[::1]:8642", "localhost."]
+)
 def test_this_machines_own_names_are_answered_through_any_tunnel(
     server: PageServer, host: str
 ) -> None:

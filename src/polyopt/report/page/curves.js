@@ -62,7 +62,7 @@ function drawCurves(data, host) {
     const grid = host.querySelector(".grid") ? "grid" : "grid large";
     if (charts.length) host.append(el("h3", {}, title), el("div", { class: grid }, charts));
   }
-  drawRest(curves.columns, host);
+  drawRest(curves, host);
   if (missing.length && curves.steps.length) {
     host.append(el("p", { class: "aside" }, `Not logged in this run: ${missing.join(", ")}.`));
   }
@@ -97,9 +97,11 @@ function drawMetric(spec, data, missing) {
     missing.push(spec.title.toLowerCase().replace("kl", "KL"));
     return null;
   }
+  const about = [spec.about, ...explained(data.curves, names)].filter(Boolean).join("\n");
   const label = (name) => (spec.labels || {})[name] || name.replace(spec.strip || spec.prefix || "", "");
   return chart({
     ...spec,
+    about,
     points,
     write: spec.share ? formatShare : formatNumber,
     ceiling: null,
@@ -111,6 +113,8 @@ function prefixed(columns, spec) {
   const skip = new Set(spec.without || []);
   return Object.keys(columns).filter((name) => name.startsWith(spec.prefix) && !skip.has(name));
 }
+
+const explained = (curves, names) => names.map((name) => (curves.about || {})[name]).filter(Boolean);
 
 const same = (a, b) => Boolean(b) && a.every((value, i) => value === b[i]);
 
@@ -130,7 +134,8 @@ function heldOut(evals) {
 }
 
 // Whatever else was logged, a chart per prefix, folded away.
-function drawRest(columns, host) {
+function drawRest(curves, host) {
+  const { columns } = curves;
   const rest = Object.keys(columns).filter((n) => !named.has(n) && !n.startsWith("seconds/"));
   const groups = new Map();
   for (const name of rest) {
@@ -141,6 +146,7 @@ function drawRest(columns, host) {
   const charts = [...groups].map(([head, names]) =>
     chart({
       title: names.length === 1 ? names[0] : head,
+      about: explained(curves, names).join("\n"),
       series: names.map((name, i) => ({
         name: name === head ? name : name.slice(head.length + 1), values: columns[name], colour: colourOf(i),
       })),
