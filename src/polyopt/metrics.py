@@ -1,6 +1,7 @@
 """What every metric of a run means: one entry per name, for `docs/metrics.md` and the report.
 
-A name with braces stands for many: `reward/{term}` is `reward/exact`, `reward/format`, ...
+A name with braces stands for many: `reward/{term}` is `reward/exact`, `reward/format`, ...; `{k}` and
+`{n}` stand for numbers.
 """
 
 from __future__ import annotations
@@ -83,7 +84,8 @@ TRAINED = (
 )  # fmt: skip
 
 UPDATES = (
-    Metric("updates", COUNT, "Optimizer steps taken; the metrics below are means over them", TRAINS),
+    Metric("updates", COUNT, "Optimizer steps taken; the metrics below are means over them",
+           TRAINS),
     Metric("loss", NUMBER, "The objective; near 0 by construction for most", UPDATE),
     Metric("grad_norm", NUMBER, "Norm of the gradient before clipping", UPDATE),
     Metric("lr", NUMBER, "Learning rate", "updates by an optimizer"),
@@ -209,5 +211,9 @@ def explanation(name: str) -> str:
 
 
 def _stands_for(pattern: str, name: str) -> bool:
-    places = re.split(r"\{\w+\}", pattern)
-    return re.fullmatch(".+".join(map(re.escape, places)), name) is not None
+    pieces = re.split(r"(\{\w+\})", pattern)
+    places = {"{k}": r"\d+", "{n}": r"\d+"}
+    texts = [
+        places.get(piece, ".+") if piece.startswith("{") else re.escape(piece) for piece in pieces
+    ]
+    return re.fullmatch("".join(texts), name) is not None

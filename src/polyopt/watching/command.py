@@ -53,12 +53,12 @@ def _check(run: Path, port: int | None, every: float) -> None:
 
 
 def _say(run: Path, server: PageServer) -> None:
-    print(f"{run} at {server.address} (Ctrl-C ends)", flush=True)
+    words = f"{run} at {server.address} (Ctrl-C ends)"
     if server.open_to_others:
         port = server.server_address[1]
-        print(
-            "Anyone who can reach this machine can read the run there: prompts, completions and "
+        words += (
+            "\nAnyone who can reach this machine can read the run there: prompts, completions and "
             "settings, without a password. To watch from afar, prefer the default --host and\n"
-            f"  ssh -L {port}:localhost:{port} THIS-MACHINE",
-            flush=True,
+            f"  ssh -L {port}:localhost:{port} THIS-MACHINE"
         )
+    print(words, flush=True)
