@@ -1,7 +1,7 @@
 """What every metric of a run means: one entry per name, for `docs/metrics.md` and the report.
 
-A name with braces stands for many: `reward/{term}` is `reward/exact`, `reward/format`, ...; `{k}` and
-`{n}` stand for numbers.
+A name with braces stands for many: `reward/{term}` is `reward/exact`, `reward/format`, ...; `{k}`
+and `{n}` stand for numbers.
 """
 
 from __future__ import annotations

@@ -238,9 +238,10 @@ def said_by(run: Path, *more: str) -> str:
     line = [sys.executable, "-m", "polyopt.cli", "watch", str(run), "--port", "0", *more]
     process = subprocess.Popen(line, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    assert process.stderr is not None
     first = process.stdout.readline()
     process.send_signal(signal.SIGINT)
-    rest, errors = process.communicate(timeout=60)
-    assert process.returncode == 0
+    rest, errors = process.stdout.read(), process.stderr.read()
+    assert process.wait(timeout=60) == 0
     assert errors == ""
     return first + rest
