@@ -66,6 +66,7 @@ def train(*more: str, idea: str = "grpo", task: str = "data.jsonl") -> list[str]
         (["report", "nowhere"], r"nowhere is no run folder"),
         (["watch", "nowhere"], r"nowhere is no run folder"),
         (train("--log", "tensorboard"), r"--log tensorboard: its files are always written"),
+        (["compare", "grpo", "--log", "wandbb"], r"--log wandbb: no such service"),
         (train("--log", "wandbb"), r"--log wandbb: no such service; did you mean wandb"),
         (["eval", "--model", "x"], r"needs --task"),
     ],
