@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from polyopt.tasks.task import Task as Task
     from polyopt.trainer import Trainer as Trainer
     from polyopt.training import train as train
+    from polyopt.writers.protocol import MetricWriter as MetricWriter
 
 _HOMES = {
     "Batch": "batch",
@@ -52,6 +53,7 @@ _HOMES = {
     "Task": "tasks.task",
     "Trainer": "trainer",
     "train": "training",
+    "MetricWriter": "writers.protocol",
 }
 
 __all__ = ["__version__", *sorted(_HOMES)]

@@ -81,6 +81,9 @@ def _compare(options: argparse.Namespace) -> int:
 
 def _train_arguments(options: argparse.Namespace) -> dict[str, Any]:
     """Keyword arguments of `polyopt.train` from the command line."""
+    from polyopt.writers.choice import check_services
+
+    check_services(options.log or ())
     shortcuts = {
         "prompts": "prompts.per_step",
         "rollouts": "rollouts.per_prompt",

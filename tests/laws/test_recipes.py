@@ -81,8 +81,8 @@ NUMBERS = {"gtpo-trajectory": {"advantages.entropy_gate.threshold": 3.0}}
 """Numbers made for large models that a policy of seventeen tokens can't meet."""
 
 
-def learn(idea: str, seed: int) -> float:
-    """Accuracy over the last five steps less that of the first three."""
+def tiny_trainer(idea: str, seed: int) -> Trainer:
+    """A trainer of the idea on the tiny task."""
     expression = runnable(idea)
     recipe = build(expression, overrides(expression) | NUMBERS.get(idea, {}))
     if recipe.given():
@@ -90,7 +90,12 @@ def learn(idea: str, seed: int) -> float:
     policy = tiny_policy(seed)
     teacher = tiny_policy(seed + 100)
     models = {"teacher": teacher, "second": teacher}
-    trainer = Trainer(policy, tiny_task(), recipe, steps=STEPS, seed=seed, **models)
+    return Trainer(policy, tiny_task(), recipe, steps=STEPS, seed=seed, **models)
+
+
+def learn(idea: str, seed: int) -> float:
+    """Accuracy over the last five steps less that of the first three."""
+    trainer = tiny_trainer(idea, seed)
     course = [trainer.step().metrics["accuracy"] for _ in range(STEPS)]
     return sum(course[-5:]) / 5 - sum(course[:3]) / 3
 

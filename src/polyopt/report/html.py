@@ -14,6 +14,7 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
+from polyopt.metrics import explanation
 from polyopt.report.intervals import Estimate, difference, estimate, finite, rate_names
 from polyopt.report.record import RunRecord, read_run
 from polyopt.report.rollout_sample import RolloutSample, page_json, sample_groups, sample_pairs
@@ -208,6 +209,7 @@ def _curves(series: Series) -> dict[str, Any]:
         "steps": thinned.steps,
         "bin": thinned.bin,
         "counted": len(series.steps),
+        "about": {name: text for name in thinned.columns if (text := explanation(name))},
         "columns": {
             name: [rounded(value, 5) for value in values]
             for name, values in thinned.columns.items()

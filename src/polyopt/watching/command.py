@@ -28,15 +28,16 @@ def watch(
         UserError: There is no such run, or the address can't be listened at.
     """
     _check(run, port, every)
-    server = serve(Snapshots(run, every), host, port)
-    with server:
-        _say(run, server)
-        if browser:
-            threading.Thread(target=webbrowser.open, args=(server.address,), daemon=True).start()
-        try:
+    try:
+        with serve(Snapshots(run, every), host, port) as server:
+            _say(run, server)
+            if browser:
+                opening = threading.Thread(target=webbrowser.open, args=(server.address,))
+                opening.daemon = True
+                opening.start()
             server.serve_forever()
-        except KeyboardInterrupt:
-            print()
+    except KeyboardInterrupt:
+        print()
 
 
 def _check(run: Path, port: int | None, every: float) -> None:
@@ -52,12 +53,12 @@ def _check(run: Path, port: int | None, every: float) -> None:
 
 
 def _say(run: Path, server: PageServer) -> None:
-    print(f"{run} at {server.address} (Ctrl-C ends)", flush=True)
+    words = f"{run} at {server.address} (Ctrl-C ends)"
     if server.open_to_others:
         port = server.server_address[1]
-        print(
-            "Anyone who can reach this machine can read the run there: prompts, completions and "
+        words += (
+            "\nAnyone who can reach this machine can read the run there: prompts, completions and "
             "settings, without a password. To watch from afar, prefer the default --host and\n"
-            f"  ssh -L {port}:localhost:{port} THIS-MACHINE",
-            flush=True,
+            f"  ssh -L {port}:localhost:{port} THIS-MACHINE"
         )
+    print(words, flush=True)

@@ -45,13 +45,15 @@ class PageServer(ThreadingHTTPServer):
     @property
     def address(self) -> str:
         """Where a browser finds the page."""
-        host = f"[{self.host}]" if ":" in self.host else self.host
+        everywhere = ipaddress.ip_address(_bare(self.server_address[0])).is_unspecified
+        host = socket.gethostname() if everywhere else self.host
+        host = f"[{host}]" if ":" in host else host
         return f"http://{host}:{self.server_address[1]}/"
 
     @property
     def open_to_others(self) -> bool:
         """Whether other machines may reach it."""
-        return not ipaddress.ip_address(str(self.server_address[0]).split("%")[0]).is_loopback
+        return not ipaddress.ip_address(_bare(self.server_address[0])).is_loopback
 
     def answers_to(self, host: str | None) -> bool:
         """Whether a request's Host is this server's, so that no foreign page is behind it.
@@ -189,6 +191,11 @@ def _host_name(host: str | None) -> str | None:
     """The name or address in a Host header, without its port."""
     found = re.fullmatch(r"(\[[0-9A-Fa-f:.%]+\]|[^\s:/@\[\]]+)(:\d*)?", host or "")
     return found[1].strip("[]").rstrip(".").lower() if found else None
+
+
+def _bare(address: object) -> str:
+    """An address without the zone of IPv6 (`fe80::1%eth0`)."""
+    return str(address).split("%")[0]
 
 
 def _own_names() -> set[str]:

@@ -75,7 +75,7 @@ function drawCurves(data, host) {
     const grid = host.querySelector(".grid") ? "grid" : "grid large";
     if (charts.length) host.append(el("h3", {}, title), el("div", { class: grid }, charts));
   }
-  drawRest(curves.columns, host);
+  drawRest(curves, host);
   if (!curves.steps.length) return;
   const words = [
     ["Exactly 1 at every step, as each batch took one optimizer step", absent.still],
@@ -126,10 +126,12 @@ function drawMetric(spec, data, absent) {
     absent.zero.push(spec.title);
     return null;
   }
+  const about = [spec.about, ...explained(data.curves, names)].filter(Boolean).join("\n");
   const label = (name) => (spec.labels || {})[name] || name.replace(spec.strip || spec.prefix || "", "");
   const values = (name) => (spec.from ? columns[name].map((v) => (known(v) ? spec.from(v) : v)) : columns[name]);
   return chart({
     ...spec,
+    about,
     points,
     write: spec.share ? formatShare : formatNumber,
     ceiling: null,
@@ -142,6 +144,8 @@ function prefixed(columns, spec) {
   return Object.keys(columns).filter((name) =>
     (name.startsWith(spec.prefix) || (spec.also && spec.also.test(name))) && !skip.has(name));
 }
+
+const explained = (curves, names) => names.map((name) => (curves.about || {})[name]).filter(Boolean);
 
 const same = (a, b) => Boolean(b) && a.every((value, i) => value === b[i]);
 
@@ -161,7 +165,8 @@ function heldOut(evals) {
 }
 
 // Whatever else was logged, a chart per prefix, folded away.
-function drawRest(columns, host) {
+function drawRest(curves, host) {
+  const { columns } = curves;
   const rest = Object.keys(columns).filter((n) => !named.has(n) && !n.startsWith("seconds/"));
   const groups = new Map();
   for (const name of rest) {
@@ -172,6 +177,7 @@ function drawRest(columns, host) {
   const charts = [...groups].map(([head, names]) =>
     chart({
       title: names.length === 1 ? names[0] : head,
+      about: explained(curves, names).join("\n"),
       series: names.map((name, i) => ({
         name: name === head ? name : name.slice(head.length + 1), values: columns[name], colour: colourOf(i),
       })),

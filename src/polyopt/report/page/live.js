@@ -1,7 +1,7 @@
 // Keeps the page of `polyopt watch` current: asks for news, and draws anew what changed.
 
 const live = { ...readJson("watch"), data, heard: Date.now(), lost: false };
-const badge = el("span", { id: "live", role: "status" });
+const badge = el("span", { id: "live" });
 place("theme").before(badge);
 
 const changed = (before, after) => JSON.stringify(before) !== JSON.stringify(after);
@@ -16,6 +16,7 @@ function sayState() {
   if (!live.lost && phase === "running" && known(age) && age + silent >= 10) {
     parts.push(`last step ${formatSeconds(Math.round(age + silent))} ago`);
   }
+  badge.title = parts.join(" · ");
   badge.replaceChildren(el("b", {}, parts[0]), parts.length > 1 ? ` · ${parts.slice(1).join(" · ")}` : "");
   document.title = `${going && !live.lost ? `${live.state.step} · ` : ""}${live.data.title}: polyopt run`;
 }
