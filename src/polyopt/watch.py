@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
 from polyopt.diagnosis.evidence import WINDOW, Evidence, LoggedRollout, logged_rollout
-from polyopt.diagnosis.signs import LIKELY, diagnose
+from polyopt.diagnosis.signs import LIKELY, Finding, diagnose
 from polyopt.run_folder import finite
 
 __all__ = ["WINDOW", "Memory", "Watch"]
@@ -40,7 +40,7 @@ class Memory(Generic[Row]):
 
 @dataclass
 class Watch:
-    """Collects what a run logs and names each sign once, when it is first likely.
+    """Collects what a run logs and names each sign once, when it is likely at two looks in a row.
 
     The signs, and what they are given, are those of `polyopt doctor`; of long runs the middle is
     left out.
@@ -50,6 +50,7 @@ class Watch:
         metrics: Rows of `metrics.jsonl`.
         rollouts: Logged rollouts.
         evals: Rows of `evals.jsonl`.
+        likely: Names of the signs that were likely at the last look.
         said: Names of the signs that were said.
         seen: Steps so far.
     """
@@ -60,6 +61,7 @@ class Watch:
     )
     rollouts: Memory[LoggedRollout] = field(default_factory=lambda: Memory(256, 512))
     evals: list[Mapping[str, Any]] = field(default_factory=list)
+    likely: set[str] = field(default_factory=set)
     said: set[str] = field(default_factory=set)
     seen: int = 0
 
@@ -82,22 +84,29 @@ class Watch:
             self.rollouts.add(logged_rollout(finite(row)))
 
     def warnings(self, step: int, metrics: Mapping[str, float]) -> list[str]:
-        """Signs that show for the first time at this step."""
+        """What is to be said at this step."""
         self.metrics.add(finite({"step": step, **metrics}))
         self.seen += 1
         if self.seen < WINDOW or self.seen % EVERY:
             return []
-        return [f"step {step}: {line}" for line in self.last_words()]
+        found = self._found()
+        before, self.likely = self.likely, {finding.name for finding in found}
+        return [f"step {step}: {line}" for line in self._say(found, before)]
+
+    def last_words(self) -> list[str]:
+        """What the doctor finds at the end of the run and wasn't said yet."""
+        found = self._found()
+        return self._say(found, {finding.name for finding in found})
 
     def record(self) -> Evidence:
         """The run so far, as `polyopt doctor` would read it from the run folder."""
         return Evidence(self.metrics.rows(), self.evals, self.rollouts.rows(), self.about)
 
-    def last_words(self) -> list[str]:
-        """Signs that show by now and weren't said yet."""
-        found = []
-        for finding in diagnose(self.record()):
-            if finding.symptom.confidence >= LIKELY and finding.name not in self.said:
-                self.said.add(finding.name)
-                found.append(finding.warning)
-        return found
+    def _found(self) -> list[Finding]:
+        return [f for f in diagnose(self.record()) if f.symptom.confidence >= LIKELY]
+
+    def _say(self, found: Iterable[Finding], sure: set[str]) -> list[str]:
+        """Warnings of the sure findings that weren't said yet; now they are."""
+        new = [f for f in found if f.name in sure and f.name not in self.said]
+        self.said |= {finding.name for finding in new}
+        return [finding.warning for finding in new]

@@ -14,7 +14,16 @@ import torch
 from polyopt.ideas import build
 from polyopt.parts import HasState, walk
 from tests.adapters.messages import message
-from tests.adapters.trl_runs import GROUP, SUMS, WIDTH, batch_of, embedded, learned, trainer
+from tests.adapters.trl_runs import (
+    GROUP,
+    SUMS,
+    WIDTH,
+    batch_of,
+    credited,
+    embedded,
+    learned,
+    trainer,
+)
 
 NUMBERS = {"rollouts.max_tokens": WIDTH, "rollouts.per_prompt": GROUP}
 EXPRESSIONS = ["grpo", "dapo+ktae", "dr-grpo", "gspo", "rloo", "clip-cov", "rebel"]
@@ -41,7 +50,8 @@ def test_loss_and_gradient_are_those_of_polyopts_learner(
     )
     run.train()
     recipe, policy = build(expression, NUMBERS), embedded()
-    loss, grads = learned(recipe, batch_of(run.generated[0], recipe, policy), policy)
+    batch = credited(recipe, batch_of(run.generated[0], policy))
+    loss, grads = learned(recipe, batch, policy)
     (step,) = run.steps
     assert abs(step["loss"] - loss) < TOLERANCE
     assert relative(grads, step["grads"]) < TOLERANCE

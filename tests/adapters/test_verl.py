@@ -13,6 +13,7 @@ from polyopt.errors import UserError
 from polyopt.ideas import build
 from polyopt.recipe import Recipe
 from tests.adapters.messages import message
+from tests.adapters.verl_actor import actor_loss
 from tests.peers import verl_functions as verl
 from tests.peers.accumulation import accumulated
 from tests.peers.agreement import error
@@ -122,6 +123,24 @@ def test_loss_and_gradient_of_every_idea_are_those_of_polyopts_learner(count: in
         assert error(ours.gradient, theirs.gradient) < TOLERANCE, name
         compared += 1
     assert compared > 90
+
+
+@pytest.mark.parametrize("count", [1, 7])
+def test_what_verls_actor_differentiates_is_polyopts_whole_objective(count: int) -> None:
+    """`ppo_loss` with the options of `settings`, KL terms included, against polyopt's learner."""
+    compared = 0
+    for recipe, name in losses():
+        if recipe.objective.entropy is not None or (recipe.objective.coupled and count > 1):
+            continue
+        made = signed(sample(2 * (compared % 3), EQUAL))
+        made = made.changed(max_tokens=torch.full((28,), float(made.batch.width)))
+        mode, numbers = advised(recipe, name)
+        theirs = actor_loss(name, made, mode, count, **numbers)
+        ours = accumulated(recipe.objective, made, 1)
+        assert error(ours.loss, theirs.loss) < TOLERANCE, name
+        assert float((ours.gradient - theirs.gradient).abs().max()) < TOLERANCE, name
+        compared += 1
+    assert compared > 80
 
 
 @pytest.mark.parametrize("seed", SEEDS)

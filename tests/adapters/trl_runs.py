@@ -121,8 +121,8 @@ def embedded() -> Policy:
     return policy
 
 
-def batch_of(generated: dict[str, Any], recipe: Recipe, policy: Policy) -> Batch:
-    """TRL's rollouts as polyopt's own trainer would have them, built without the adapter."""
+def batch_of(generated: dict[str, Any], policy: Policy, size: int = GROUP) -> Batch:
+    """TRL's rollouts as polyopt's own collector would have them, built without the adapter."""
     inside = generated["completion_mask"].bool()
     n = len(inside)
     last = [ids[mask][-1] for ids, mask in zip(generated["completion_ids"], inside, strict=True)]
@@ -131,9 +131,9 @@ def batch_of(generated: dict[str, Any], recipe: Recipe, policy: Policy) -> Batch
         for ids, mask in zip(generated["prompt_ids"], generated["prompt_mask"], strict=True)
     ]
     prompts = torch.nn.utils.rnn.pad_sequence(rows, batch_first=True)
-    batch = Batch.of(
+    return Batch.of(
         mask=inside,
-        group=torch.arange(n) // GROUP,
+        group=torch.arange(n) // size,
         rewards=generated["rewards"],
         tokens=generated["completion_ids"] * inside,
         lengths=inside.sum(1),
@@ -141,10 +141,19 @@ def batch_of(generated: dict[str, Any], recipe: Recipe, policy: Policy) -> Batch
         prompt_lengths=torch.tensor([len(row) for row in rows]),
         max_tokens=torch.full((n,), float(WIDTH)),
         truncated=torch.tensor([int(token) not in policy.stop_ids for token in last]),
-        prompts=[Prompt(str(i), row["prompt"]) for i, row in enumerate(generated["prompts"])],
-        texts=[""] * n,
+        prompts=[
+            Prompt(row["prompt"], row["prompt"], metadata=row) for row in generated["prompts"]
+        ],
+        texts=policy.tokenizer.batch_decode(
+            [ids[mask] for ids, mask in zip(generated["completion_ids"], inside, strict=True)],
+            skip_special_tokens=True,
+        ),
     )
-    keep = torch.ones(n, dtype=torch.bool)
+
+
+def credited(recipe: Recipe, batch: Batch) -> Batch:
+    """The rows that train, with the recipe's credit."""
+    keep = torch.ones(len(batch), dtype=torch.bool)
     for screen in recipe.selection.screens:
         keep &= screen(batch)
     batch = batch.select(keep)

@@ -102,6 +102,11 @@ def first_is_plus(prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float
     return [float(text[:1] == "+") for text in texts]
 
 
+def three_letters(prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
+    """Right is what begins with three letters and goes on."""
+    return [float(len(text) > 3 and set(text[:3]) <= {"a", "b"}) for text in texts]
+
+
 def digits(prompts: Sequence[Prompt], texts: Sequence[str]) -> list[float]:
     """Pays for one of three digits at the start of something brief."""
     return [float(text[:1] in ("1", "2", "3") and len(text) < 50) for text in texts]
@@ -176,17 +181,24 @@ SICK_RUNS: dict[str, Real] = {
     "never right": _real("advantage-collapse", task=lambda: letters(always(0.0))),
     "rate of 0": _real("dead-learning-rate", numbers={"updates.optimizer.lr": 0.0}),
     "rate of 1e-12": _real("dead-learning-rate", numbers={"updates.optimizer.lr": 1e-12}),
-    "too few tokens": _real("truncation-bias", numbers={"rollouts.max_tokens": 3}),
+    # Nothing is right within three tokens, so there is no signal either.
+    "too few tokens": _real(
+        "truncation-bias",
+        "advantage-collapse",
+        task=lambda: letters(three_letters),
+        numbers={"rollouts.max_tokens": 3},
+    ),
     "other log-probs": _real("sampler-mismatch", engine=ReportsAnotherTemperature),
     "never synced": _real("stale-data", "kl-runaway", engine=NeverSyncs),
     "rarely synced": _real(
         "stale-data", "kl-runaway", "policy-collapse", engine=lambda p: LaggingEngine(p, 20)
     ),
-    # What is paid for has nothing to do with the verdict.
+    # What is paid for has nothing to do with the verdict, and is soon done by every rollout.
     "pays for digits": _real(
         "reward-terms-disagree",
         "policy-collapse",
         "advantage-collapse",
+        "rollout-silencing",
         "kl-runaway",
         task=lambda: letters(brief_letter, RewardTerm("digits", digits), weight=0.0),
     ),
@@ -195,6 +207,7 @@ SICK_RUNS: dict[str, Real] = {
         "truncation-bias",
         "reward-terms-disagree",
         "advantage-collapse",
+        "rollout-silencing",
         "kl-runaway",
         task=lambda: letters(first_is_plus, RewardTerm("long", long), weight=0.0),
     ),

@@ -50,6 +50,8 @@ class Course:
     flips: float = 0.0
     shared_prompts: int = 0
     special: str = ""
+    age: np.ndarray | None = None
+    drift: np.ndarray | None = None
 
     @property
     def time(self) -> np.ndarray:
@@ -159,7 +161,11 @@ def length_inflation(c: Course) -> None:
 
 
 def truncation(c: Course) -> None:
-    c.truncated = c.truncated + c.draw.uniform(0.3, 0.8) * onset(c)
+    more = c.draw.uniform(0.3, 0.8) * onset(c)
+    c.truncated = c.truncated + more
+    c.accuracy = c.accuracy * (1 - more)  # what is cut off isn't right
+    c.heldout = (c.heldout[0], c.heldout[1] * (1 - more[-1]))
+    c.length = np.full(c.steps, c.length[0])  # growth without success would be another sickness
 
 
 def length_bias(c: Course) -> None:
@@ -176,6 +182,13 @@ def mismatch(c: Course) -> None:
 def stale(c: Course) -> None:
     after = np.minimum(np.arange(c.steps) / c.draw.integers(3, 12), 1)
     c.gap = c.gap * 0.2 + c.draw.uniform(0.08, 0.4) * after
+
+
+def old_rollouts(c: Course) -> None:
+    """A sampler that lags and says so, or a replay of rollouts from long ago."""
+    c.age = np.full(c.steps, c.draw.uniform(4, 40))
+    c.drift = c.draw.uniform(0.2, 0.8) * np.minimum(np.arange(c.steps) / c.age[0], 1)
+    c.moved, c.clip_high, c.clip_low = (np.zeros(c.steps) for _ in range(3))
 
 
 def saturated_clip(c: Course) -> None:
@@ -277,10 +290,11 @@ SICK = {
         # A policy that becomes noise also loses what it knew, and with it the signal.
         _sickness(entropy_explosion, "entropy-explosion", "policy-collapse", "rollout-silencing"),
         _sickness(length_inflation, "length-inflation"),
-        _sickness(truncation, "truncation-bias"),
+        _sickness(truncation, "truncation-bias", "policy-collapse", "rollout-silencing"),
         _sickness(length_bias, "length-biased-loss"),
         _sickness(mismatch, "sampler-mismatch"),
         _sickness(stale, "stale-data"),
+        _sickness(old_rollouts, "stale-data"),
         _sickness(saturated_clip, "clip-saturation"),
         _sickness(one_sided, "one-sided-clipping"),
         _sickness(spikes, "gradient-spikes"),

@@ -69,6 +69,7 @@ def _metrics(c: Course, i: int) -> dict[str, Any]:
         "lr": float(c.lr[i]),
         "skipped_updates": float(c.skipped[i]),
         "updates": 4.0 if c.moved[0] else 1.0,
+        **_staleness(c, i, noise(0.2)),
     }
     style = 0.0
     if c.style is not None:
@@ -78,6 +79,17 @@ def _metrics(c: Course, i: int) -> dict[str, Any]:
     if c.kl is not None:
         row["kl_ref"] = float(c.kl[i]) * noise(0.15)
     return row
+
+
+def _staleness(c: Course, i: int, noise: float) -> dict[str, float]:
+    """Age in optimizer steps and distance in nats; four steps on a batch are 1.5 old on average."""
+    age = c.age[i] if c.age is not None else 1.5 if c.moved[0] else 0.0
+    drift = c.drift[i] if c.drift is not None else c.moved[i]
+    return {
+        "staleness/mean": float(age),
+        "staleness/max": float(2 * age),
+        "staleness/drift": float(drift) * noise,
+    }
 
 
 def _evals(c: Course) -> list[dict[str, Any]]:

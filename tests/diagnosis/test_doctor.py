@@ -117,6 +117,51 @@ def test_a_folder_without_a_run_is_an_error_that_says_so(
     assert "not a run folder" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(("make", "said"), [(False, "does not exist"), (True, "is a file")])
+def test_a_path_that_is_no_folder_is_an_error_that_says_so(
+    make: bool, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "run"
+    if make:
+        path.write_text("")
+    assert main(["doctor", str(path)]) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_a_run_without_steps_is_not_called_healthy(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    (folder / "metrics.jsonl").unlink()
+    assert main(["doctor", str(folder)]) == 0
+    assert "no training step is logged yet" in capsys.readouterr().out
+
+
+def test_a_run_of_one_step_says_what_can_not_show(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", 3)
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text(lines[0])
+    assert main(["doctor", str(folder)]) == 0
+    shown = capsys.readouterr().out
+    assert "steps 1 to 1 of" in shown
+    assert "signs of change need 10 steps" in shown
+
+
+def test_an_unfinished_run_is_judged_by_what_is_there(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_run(tmp_path / "run", 0, "too_hard")
+    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
+    (folder / "metrics.jsonl").write_text("".join(lines[:12]) + '{"step": 13, "accu')
+    (folder / "evals.jsonl").unlink()
+    assert main(["doctor", str(folder)]) == 1
+    shown = capsys.readouterr().out
+    assert "advantage-collapse" in shown
+    assert "1 serious" in shown
+
+
 def test_damaged_lines_are_counted_not_hidden(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -55,8 +55,15 @@ def test_a_warning_names_its_sign_and_the_flag_to_try() -> None:
     watch = Watch()
     said = [w for s in range(1, 20) for w in watch.warnings(s, {"truncated": 0.9, "accuracy": 0.3})]
     assert len(said) == 1
-    assert said[0].startswith("step 10: truncation-bias: 90% of rollouts")
+    assert said[0].startswith("step 15: truncation-bias: 90% of rollouts")
     assert "--max-tokens 1024" in said[0]
+
+
+def test_what_shows_at_one_look_only_is_not_said() -> None:
+    watch = Watch()
+    for step in range(1, 15):
+        assert not watch.warnings(step, {"truncated": 0.9 if step <= 10 else 0.0, "accuracy": 0.3})
+    assert not watch.last_words()
 
 
 def test_values_that_are_not_finite_are_unknown_live_too() -> None:

@@ -7,10 +7,12 @@ installed. Nothing else is replaced.
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import importlib.machinery
 import importlib.util
 import sys
+from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 from unittest.mock import MagicMock
@@ -27,20 +29,27 @@ NO_DUAL_CLIP = 1e9
 """verl's `vanilla` always has a dual clip; at this ratio it never acts."""
 
 
+@contextlib.contextmanager
+def standing_in(*names: str) -> Iterator[None]:
+    """While active, a placeholder can be imported for each of these packages that is missing."""
+    missing = [name for name in names if importlib.util.find_spec(name) is None]
+    for name in missing:
+        placeholder: Any = MagicMock(name=name)
+        placeholder.__spec__ = importlib.machinery.ModuleSpec(name, None)
+        sys.modules[name] = placeholder
+    try:
+        yield
+    finally:
+        for name in missing:
+            del sys.modules[name]
+
+
 def import_core_algos() -> ModuleType:
     """verl's module of maths; skips the tests where verl isn't installed."""
     if importlib.util.find_spec("verl") is None:
         pytest.skip("verl isn't installed: `make peers`", allow_module_level=True)
-    placeholder = importlib.util.find_spec("ray") is None
-    if placeholder:
-        ray: Any = MagicMock(name="ray")
-        ray.__spec__ = importlib.machinery.ModuleSpec("ray", None)
-        sys.modules["ray"] = ray
-    try:
+    with standing_in("ray"):
         return importlib.import_module("verl.trainer.ppo.core_algos")
-    finally:
-        if placeholder:
-            del sys.modules["ray"]
 
 
 core_algos = import_core_algos()

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from polyopt.adapters.limits import Host, check
+from polyopt.adapters.limits import Host, check, owner
 from polyopt.columns import SAMPLED
 from polyopt.errors import UserError
 from polyopt.ideas import build
@@ -62,6 +62,7 @@ def agreed(recipe: str | Recipe, args: Any, config_class: Any) -> tuple[Recipe, 
     """
     built = build(recipe)
     check(built, TRL)
+    _check_group_size(built)
     args = _from_recipe(built, config_class) if args is None else copy.copy(args)
     _check_loss_fields(built, args, config_class)
     _check_window(args)
@@ -85,6 +86,17 @@ def _from_recipe(recipe: Recipe, config_class: Any) -> Any:
         learning_rate=recipe.updates.optimizer.lr,
         bf16=torch.cuda.is_available(),
     )
+
+
+def _check_group_size(recipe: Recipe) -> None:
+    """Raise UserError for a recipe of one rollout a prompt: TRL's trainer has no groups of one."""
+    if recipe.rollouts.per_prompt < 2:
+        path = "rollouts.per_prompt"
+        raise UserError(
+            f"{recipe.name!r} samples one rollout a prompt ({path}, from {owner(recipe, path)}), "
+            "and TRL's trainer at least two. Drop the idea, or train with polyopt itself: "
+            f"polyopt train {recipe.name} --model M --task T"
+        )
 
 
 def _check_loss_fields(recipe: Recipe, args: Any, config_class: Any) -> None:

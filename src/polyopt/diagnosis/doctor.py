@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,7 +11,7 @@ from rich.console import Console, Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from polyopt.diagnosis.evidence import Evidence, read_evidence
+from polyopt.diagnosis.evidence import WINDOW, Evidence, read_evidence
 from polyopt.diagnosis.next_run import next_run
 from polyopt.diagnosis.signs import Finding, all_signs, diagnose
 
@@ -48,19 +49,35 @@ def as_dict(path: Path, run: Evidence, findings: Sequence[Finding]) -> dict[str,
 
 def print_findings(path: Path, run: Evidence, findings: Sequence[Finding], out: Console) -> None:
     """Findings with evidence, ideas and remedy."""
-    first, last = run.steps()
-    out.print(
-        f"{path}: steps {first} to {last}, {len(run.evals)} evaluations, {len(run.rollouts)} "
-        f"logged rollouts, {len(all_signs())} signs",
-        style="dim",
-        markup=False,
-    )
-    for name, count in run.unreadable.items():
-        out.print(f"{name}: {count} unreadable lines left out", style="dim", markup=False)
+    out.print(Text(str(path), style="bold"), soft_wrap=True)
+    for line in about_run(run):
+        out.print(Text(line, style="dim"), soft_wrap=True)
     for finding in findings:
         out.print(_block(finding, next_run(run, finding)))
+    out.print(_summary(findings))
+
+
+def about_run(run: Evidence) -> list[str]:
+    """What was looked at, and what was too little to look at, in lines."""
+    first, last = run.steps()
+    planned = run.about.get("steps")
+    lines = [
+        f"steps {first} to {last}{f' of {planned}' if planned else ''}, {len(run.evals)} "
+        f"evaluations, {len(run.rollouts)} logged rollouts, {len(all_signs())} signs"
+    ]
+    if not run.metrics:
+        lines[0] = "no training step is logged yet, so few signs can show"
+    elif len(run.metrics) < WINDOW:
+        lines.append(f"signs of change need {WINDOW} steps, so they can't show yet")
+    return lines + [f"{name}: {n} unreadable lines left out" for name, n in run.unreadable.items()]
+
+
+def _summary(findings: Sequence[Finding]) -> Text:
     if not findings:
-        out.print("nothing found", style="green")
+        return Text("nothing found", style="green")
+    counts = Counter(finding.level for finding in findings)
+    words = ", ".join(f"{n} {level}" for level in COLOURS if (n := counts[level]))
+    return Text(f"\n{words}", style="dim")
 
 
 def _block(finding: Finding, command: str) -> RenderableType:

@@ -83,6 +83,11 @@ class Change:
         return self.late / self.early
 
 
+def rose(change: Change | None, least: float = 0.05) -> bool:
+    """Whether a metric rose by more than `least`, and by more than chance explains."""
+    return change is not None and change.gain > least and change.z > 2
+
+
 @dataclass(frozen=True)
 class Evidence:
     """A run's record.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from polyopt.diagnosis.evidence import Evidence
+from polyopt.diagnosis.evidence import Evidence, rose
 from polyopt.diagnosis.flags import LOWER_RATE, WIDER_ABOVE
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
@@ -43,7 +43,7 @@ def entropy_explosion(run: Evidence) -> Symptom | None:
     entropy, success = run.change("entropy"), run.change(run.success())
     if entropy is None or entropy.gain < 0.3 or entropy.ratio < 1.5:
         return None
-    if success is not None and success.gain > 0.05:
+    if rose(success):
         return None
     return Symptom(
         f"entropy rose from {entropy.early:.3g} to {entropy.late:.3g} nats a token and success "

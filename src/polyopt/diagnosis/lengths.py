@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from polyopt.diagnosis.evidence import Evidence, LoggedRollout, halves, mean, variance
+from polyopt.diagnosis.evidence import Evidence, LoggedRollout, halves, mean, rose, variance
 from polyopt.diagnosis.flags import CONSTANT_LENGTH, FEWER_TOKENS, MORE_TOKENS
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
@@ -21,9 +21,12 @@ LENGTH_BIASED = ("sequence-mean-token-mean",)
     flags=(MORE_TOKENS,),
 )
 def truncation_bias(run: Evidence) -> Symptom | None:
-    """Many rollouts never reach an answer, and are punished for being long, not for being wrong."""
-    share = run.late("truncated")
-    if share is None or share <= 0.2:
+    """Many rollouts never reach an answer, and are punished for being long, not for being wrong.
+
+    Where less is wrong than half of what was cut off, completions were right before they were cut.
+    """
+    share, accuracy = run.late("truncated"), run.late("accuracy")
+    if share is None or share <= 0.2 or (accuracy is not None and 1 - accuracy < share / 2):
         return None
     return Symptom(
         f"{share:.0%} of rollouts are cut off at the completion limit and never reach an answer",
@@ -48,7 +51,7 @@ def length_inflation(run: Evidence) -> Symptom | None:
     length, success = run.change("length/mean"), run.change(run.success())
     if length is None or length.ratio < 1.5 or length.z < 4 or length.gain < 2:
         return None
-    if success is not None and success.gain > 0.05:
+    if rose(success):
         return None
     return Symptom(
         f"completions grew from {length.early:.0f} to {length.late:.0f} tokens and success didn't",

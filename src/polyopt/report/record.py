@@ -42,6 +42,9 @@ def read_run(path: Path) -> RunRecord:
         UserError: There is no such folder, or it holds none of the three.
     """
     names = ("run.json", "metrics.jsonl", "evals.jsonl")
+    if not path.is_dir():
+        kind = "is a file" if path.exists() else "does not exist"
+        raise UserError(f"{path} {kind}: pass the run folder that `polyopt train` printed.")
     if not any((path / name).is_file() for name in names):
         raise UserError(
             f"{path} is not a run folder: it holds none of {', '.join(names)}. "
