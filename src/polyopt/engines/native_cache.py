@@ -44,9 +44,9 @@ class Pages:
         del self._free[max(0, room - self.used) :]
 
     def take(self) -> Tensor:
-        """A page, whose content is arbitrary."""
+        """A page; what it holds are numbers, but arbitrary ones."""
         self.used += 1
-        return self._free.pop() if self._free else torch.empty(self._floats)
+        return self._free.pop() if self._free else torch.zeros(self._floats)
 
     def give(self, pages: list[Tensor]) -> None:
         """Take pages back."""

@@ -1,8 +1,9 @@
 /* Attention of new tokens over keys and values in pages.
  *
  * A page holds PAGE positions of one sequence, for every layer and key-value head: keys in blocks
- * [PAGE / LANES][D][LANES] of positions side by side, then values [PAGE][D'], D' being D rounded up
- * to whole vectors (zeros beyond D).
+ * [PAGE / LANES][D][LANES] of positions side by side, then values [PAGE][D]. Whole vectors are read
+ * of values; what they hold beyond D comes to nothing, and a page ends with room for it.
+ * D' is D rounded up to whole vectors.
  */
 #ifndef POLYOPT_ATTENTION_H
 #define POLYOPT_ATTENTION_H
@@ -21,7 +22,7 @@
 
 INLINE int64_t padded(int64_t count) { return (count + LANES - 1) / LANES * LANES; }
 INLINE int64_t pages_of(int64_t positions) { return (positions + PAGE - 1) / PAGE; }
-INLINE int64_t head_floats(int64_t dim) { return PAGE * (dim + padded(dim)); }
+INLINE int64_t head_floats(int64_t dim) { return 2 * PAGE * dim; }
 
 static void store_key(float *head, int64_t slot, const float *key, int64_t dim) {
     float *block = head + slot / LANES * dim * LANES + slot % LANES;
@@ -29,9 +30,7 @@ static void store_key(float *head, int64_t slot, const float *key, int64_t dim) 
 }
 
 static void store_value(float *head, int64_t slot, const float *value, int64_t dim) {
-    float *to = head + PAGE * dim + slot * padded(dim);
-    memcpy(to, value, sizeof(float) * (size_t)dim);
-    for (int64_t d = dim; d < padded(dim); d++) to[d] = 0;
+    memcpy(head + (PAGE + slot) * dim, value, sizeof(float) * (size_t)dim);
 }
 
 /* `n` queries times `blocks` blocks of keys. Sums go `ways` ways at a time, which hides the latency
@@ -83,11 +82,12 @@ static void score_page(const float *q, int64_t queries, int64_t count, int64_t d
     if (at < count) score_blocks(1, q, queries, dim, head + at * dim, scores + at, stride);
 }
 
-/* Columns of out [n, D'] += weights [n, count] values [count, D']; n, vectors and ways are constants
+/* Columns of out [n, D'] += weights [n, count] values [count, D]; n, vectors and ways are constants
  * after inlining. */
 INLINE void value_tile(const int n, const int vectors, const int ways, const float *weights,
-                       int64_t stride, int64_t count, const float *values, int64_t width,
+                       int64_t stride, int64_t count, const float *values, int64_t dim,
                        float *out) {
+    int64_t width = padded(dim);
     vec sum[4][4][VALUE_VECTORS];
     for (int u = 0; u < ways; u++)
         for (int i = 0; i < n; i++)
@@ -98,7 +98,7 @@ INLINE void value_tile(const int n, const int vectors, const int ways, const flo
     for (int i = 0; i < n; i++) {                                                    \
         vec w = splat(weights[i * stride + c + u]);                                  \
         for (int j = 0; j < vectors; j++)                                            \
-            sum[u][i][j] += w * load(values + (c + u) * width + j * LANES);          \
+            sum[u][i][j] += w * load(values + (c + u) * dim + j * LANES);            \
     }
     for (; c + ways <= count; c += ways)
         for (int u = 0; u < ways; u++) POSITION(u)
@@ -113,28 +113,27 @@ INLINE void value_tile(const int n, const int vectors, const int ways, const flo
 }
 
 INLINE void value_rows(const int n, const int ways, const float *weights, int64_t stride,
-                       int64_t count, const float *values, int64_t width, float *out) {
-    int64_t d = 0;
+                       int64_t count, const float *values, int64_t dim, float *out) {
+    int64_t d = 0, width = padded(dim);
     for (; d + VALUE_VECTORS * LANES <= width; d += VALUE_VECTORS * LANES)
-        value_tile(n, VALUE_VECTORS, ways, weights, stride, count, values + d, width, out + d);
+        value_tile(n, VALUE_VECTORS, ways, weights, stride, count, values + d, dim, out + d);
     for (; d + 2 * LANES <= width; d += 2 * LANES)
-        value_tile(n, 2, ways, weights, stride, count, values + d, width, out + d);
-    if (d < width) value_tile(n, 1, ways, weights, stride, count, values + d, width, out + d);
+        value_tile(n, 2, ways, weights, stride, count, values + d, dim, out + d);
+    if (d < width) value_tile(n, 1, ways, weights, stride, count, values + d, dim, out + d);
 }
 
 /* out [queries, D'] += weights [queries, count] times the page's first `count` values. */
 static void add_values(const float *weights, int64_t stride, int64_t queries, int64_t count,
                        int64_t dim, const float *head, float *out) {
     const float *values = head + PAGE * dim;
-    int64_t width = padded(dim);
     for (int64_t i = 0; i < queries; i += 4) {
         const float *from = weights + i * stride;
-        float *to = out + i * width;
+        float *to = out + i * padded(dim);
         switch (queries - i) {
-        case 1: value_rows(1, 4, from, stride, count, values, width, to); break;
-        case 2: value_rows(2, 2, from, stride, count, values, width, to); break;
-        case 3: value_rows(3, 1, from, stride, count, values, width, to); break;
-        default: value_rows(4, 1, from, stride, count, values, width, to);
+        case 1: value_rows(1, 4, from, stride, count, values, dim, to); break;
+        case 2: value_rows(2, 2, from, stride, count, values, dim, to); break;
+        case 3: value_rows(3, 1, from, stride, count, values, dim, to); break;
+        default: value_rows(4, 1, from, stride, count, values, dim, to);
         }
     }
 }

@@ -72,7 +72,7 @@ int64_t polyopt_step_floats(const Model *m, const Batch *b, int threads) {
 int64_t polyopt_page_positions(void) { return PAGE; }
 
 int64_t polyopt_page_floats(int64_t layers, int64_t heads, int64_t dim) {
-    return layers * heads * head_floats(dim);
+    return layers * heads * head_floats(dim) + LANES;
 }
 
 /* Write `count` tokens' keys and values [K, count, D] of one layer at the start of a sequence. */
@@ -206,7 +206,7 @@ static void weigh_pages(View v, View next, const float *weights, int64_t stride,
     for (int64_t p = 0; p < pages_of(v.length); p++) {
         if (p < pages_of(next.length))
             fetch(next.pages[p] + next.offset + PAGE * v.dim,
-                  in_page(next.length, p) * padded(v.dim));
+                  in_page(next.length, p) * v.dim);
         add_values(weights + p * PAGE, stride, count, in_page(v.length, p), v.dim,
                    v.pages[p] + v.offset, out);
     }
