@@ -11,8 +11,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 NAVIGATION = {
-    "First steps": ["tutorial", "report", "concepts", "faq", "smollm2"],
-    "Your own task": ["own-task", "doctor", "engines", "performance", "cli"],
+    "First steps": ["tutorial", "report", "watching", "concepts", "faq", "smollm2"],
+    "Your own task": ["own-task", "doctor", "metrics", "engines", "performance", "cli"],
     "Research": [
         "own-idea",
         "comparing",

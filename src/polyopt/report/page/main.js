@@ -55,7 +55,7 @@ function drawFooter(data, origin) {
 
 function readColour() {
   const { colour } = readHash();
-  if (modes[colour]) opened.mode = colour;
+  if (colour) opened.mode = colour;
 }
 
 readColour();

@@ -59,7 +59,6 @@ function orderWords({ about, groups }) {
 // What the reader chose, else `#group=STEP/GROUP`, else the last group whose rollouts disagree.
 function startingGroup(index) {
   const hash = readHash();
-  if (hash.colour && !opened.wanted) opened.mode = hash.colour;
   if (opened.wanted) return closest(index, opened.wanted.step, opened.wanted.group);
   if (hash.group) {
     const [step, group] = hash.group.split("/");
