@@ -97,6 +97,12 @@ UPDATES = (
     Metric("sampler_gap/{quantile}", NATS,
            "Quantiles of that difference, signed (p01 to p99), and its greatest size (max)",
            UPDATE),
+    Metric("staleness/{of}", NUMBER,
+           "Optimizer steps between the sampling of a rollout and its training: mean and max over "
+           "trained rollouts", UPDATE),
+    Metric("staleness/drift", NATS,
+           "Mean size of the log-ratio of the policy to the sampler at tokens that earlier weights "
+           "sampled", UPDATE),
     Metric("ratio/{quantile}", NUMBER,
            "Quantiles of the importance ratio over trained tokens (p01 to p99, max)", UPDATE),
     Metric("log_ratio/mean", NATS, "Mean log-ratio of the policy to the old one", RATIO),

@@ -45,15 +45,14 @@ def draw(
 
     Rows that share a distribution are drawn together.
     """
-    kinds = set(distributions)
-    device = logits.device
+    device, first = logits.device, distributions[0]
     u = torch.from_numpy(uniforms).to(device)
-    if len(kinds) == 1:
-        return _draw_alike(logits, u, distributions[0], entropy)
+    if all(kind is first or kind == first for kind in distributions):
+        return _draw_alike(logits, u, first, entropy)
     tokens = torch.empty(len(logits), dtype=torch.long, device=device)
     logp = torch.empty(len(logits), dtype=torch.float64, device=device)
     entropies = torch.empty_like(logp)
-    for kind in kinds:
+    for kind in set(distributions):
         index = torch.tensor(
             [i for i, d in enumerate(distributions) if d == kind], dtype=torch.long, device=device
         )
