@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from tests.tiny import LETTERS, tiny_policy
 
 trl = pytest.importorskip("trl", reason="TRL isn't installed: `make peers`")
 
+DOCS = Path(__file__).parents[2] / "docs" / "other-trainers.md"
 TOLERANCE = 1e-6
 DATA = {"solution": ["ab"] * len(SUMS), "reference_rewards": [[0, 0, 1, 0]] * len(SUMS)}
 """Columns that some ideas read of each prompt."""
@@ -44,6 +46,13 @@ def test_every_refusal_names_the_part_the_idea_and_the_way_out() -> None:
         assert f"polyopt train {build(name).name}" in said, name
 
 
+def test_the_docs_say_how_many_ideas_run_in_trl() -> None:
+    catalog = load_catalog()
+    running = sum(not refusal(name) for name in catalog)
+    said = f"{running} of the {len(catalog)} ideas of the catalog run in TRL"
+    assert said in " ".join(DOCS.read_text().split())
+
+
 @pytest.mark.parametrize("expression", sorted(load_catalog()))
 def test_an_idea_trains_with_polyopts_numbers_or_is_refused(
     expression: str, tmp_path: Path
@@ -53,11 +62,14 @@ def test_an_idea_trains_with_polyopts_numbers_or_is_refused(
     recipe = build(expression, {"rollouts.max_tokens": WIDTH})
     size = recipe.rollouts.per_prompt if claimed(recipe) else GROUP
     policy = letters()
+    policy.model.save_pretrained(tmp_path / "model")  # where TRL finds the reference
+    policy.model.config._name_or_path = str(tmp_path / "model")
     run = trainer(
         expression,
         tmp_path,
         policy,
         DATA,
+        reward_funcs=even,
         num_generations=size,
         per_device_train_batch_size=16,
         gradient_accumulation_steps=1,
@@ -70,6 +82,11 @@ def test_an_idea_trains_with_polyopts_numbers_or_is_refused(
     scale = max(float(g.abs().max()) for g in step["grads"]) or 1.0
     for ours, theirs in zip(grads, step["grads"], strict=True):
         assert float((ours - theirs).abs().max()) < TOLERANCE * scale
+
+
+def even(completions: Sequence[str], **_: Any) -> list[float]:
+    """Rewards of 0 and 1 that differ within most groups."""
+    return [float(sum(map(ord, text)) % 2 == 0) for text in completions]
 
 
 def claimed(recipe: Recipe) -> bool:

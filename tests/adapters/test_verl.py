@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -82,6 +83,16 @@ def test_every_idea_with_a_loss_is_a_policy_loss_of_verl() -> None:
         if any(slot.startswith("objective.") for slot in build(expression).origins):
             assert names.loss in (expression, f"polyopt-{expression}")
             assert isinstance(verl.core_algos.get_policy_loss_fn(names.loss), adapter.PolicyLoss)
+
+
+def test_the_docs_say_how_many_ideas_verl_gets_and_can_run() -> None:
+    names = adapter.REGISTERED.values()
+    docs = (Path(__file__).parents[2] / "docs" / "other-trainers.md").read_text()
+    said = " ".join(docs.split())
+    assert f"{sum(n.estimator is not None for n in names)} ideas as advantage estimators" in said
+    assert f"{sum(n.loss is not None for n in names)} as policy losses" in said
+    running = len(list(estimators())), len(list(losses()))
+    assert f"{running[0]} of the estimators and {running[1]} of the losses work" in said
 
 
 def test_verls_own_names_keep_their_meaning() -> None:
