@@ -21,7 +21,7 @@ from tests.tiny import LETTERS, tiny_policy
 trl = pytest.importorskip("trl", reason="TRL isn't installed: `make peers`")
 
 DOCS = Path(__file__).parents[2] / "docs" / "other-trainers.md"
-TOLERANCE = 1e-6
+TOLERANCE, IN_SINGLE_PRECISION = 1e-5, 1e-4
 DATA = {"solution": ["ab"] * len(SUMS), "reference_rewards": [[0, 0, 1, 0]] * len(SUMS)}
 """Columns that some ideas read of each prompt."""
 
@@ -62,7 +62,7 @@ def test_an_idea_trains_with_polyopts_numbers_or_is_refused(
     recipe = build(expression, {"rollouts.max_tokens": WIDTH})
     size = recipe.rollouts.per_prompt if claimed(recipe) else GROUP
     policy = letters()
-    policy.model.save_pretrained(tmp_path / "model")  # where TRL finds the reference
+    letters(1).model.save_pretrained(tmp_path / "model")  # where TRL finds the reference
     policy.model.config._name_or_path = str(tmp_path / "model")
     run = trainer(
         expression,
@@ -78,10 +78,19 @@ def test_an_idea_trains_with_polyopts_numbers_or_is_refused(
     (step,) = run.steps
     made = batch_of(run.generated[0], letters(), size)
     loss, grads = learned(recipe, credited(recipe, with_columns(made, letters())), letters())
-    assert abs(step["loss"] - loss) < TOLERANCE * max(abs(loss), 1)
+    tolerance = IN_SINGLE_PRECISION if reads_entropy(recipe) else TOLERANCE
+    assert abs(step["loss"] - loss) < tolerance * max(abs(loss), 1)
+    if not grads:  # a loss without a gradient
+        assert not any(grad.any() for grad in step["grads"])
+        return
     scale = max(float(g.abs().max()) for g in step["grads"]) or 1.0
     for ours, theirs in zip(grads, step["grads"], strict=True):
-        assert float((ours - theirs).abs().max()) < TOLERANCE * scale
+        assert float((ours - theirs).abs().max()) < tolerance * scale
+
+
+def reads_entropy(recipe: Recipe) -> bool:
+    """Whether some part reads entropies, which TRL gives in single precision."""
+    return bool({"entropy", "evaluation:entropy"} & recipe.needs())
 
 
 def even(completions: Sequence[str], **_: Any) -> list[float]:
@@ -95,10 +104,10 @@ def claimed(recipe: Recipe) -> bool:
     return origin is not None and origin.claimed
 
 
-def letters() -> Policy:
+def letters(seed: int = 0) -> Policy:
     """A tiny model in double precision; the prompts are written in its letters."""
     assert set("".join(SUMS)) <= set(LETTERS)
-    policy = tiny_policy()
+    policy = tiny_policy(seed)
     policy.model.double()
     return policy
 
@@ -111,6 +120,6 @@ def with_columns(batch: Batch, policy: Policy) -> Batch:
     return batch.replace(
         **columns,
         logp_old=found.logp,
-        logp_ref=found.logp,
+        logp_ref=letters(1).evaluate_all(batch, Distribution(), (), 100_000).logp,
         provenance=torch.where(batch.mask, 0, -3),
     )

@@ -70,8 +70,8 @@ def rising_terms(run: Evidence) -> dict[str, Change]:
 def heldout_flat(run: Evidence) -> Symptom | None:
     """Accuracy in training rose and on held-out problems it didn't."""
     judged = [row for row in run.evals if known(row.get("pass@1"))]
-    if len(judged) < 2:
-        return None
+    if len(judged) < 2 or (judged[-1].get("unscored") or 0.0) > 0.1:
+        return None  # what nobody could score is wrong held out, and left out in training
     # Of a run under way, training has gone on since the last evaluation.
     until = Evidence([row for row in run.metrics if row["step"] <= judged[-1]["step"]])
     train = until.change("accuracy")
