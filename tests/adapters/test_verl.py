@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from polyopt.errors import UserError
-from polyopt.ideas import build
+from polyopt.ideas import build, load_catalog
 from polyopt.recipe import Recipe
 from tests.adapters.messages import message
 from tests.adapters.verl_actor import actor_loss
@@ -25,16 +25,21 @@ verl_options = pytest.importorskip("polyopt.adapters.verl_options")
 TOLERANCE = 1e-6
 
 
+def catalog() -> Iterator[tuple[str, Any]]:
+    """Ideas and their names in verl's registries."""
+    return ((name, adapter.REGISTERED[name]) for name in load_catalog())
+
+
 def estimators() -> Iterator[tuple[Recipe, str]]:
     """Every recipe of the catalog whose advantages verl can be asked for, and its name there."""
-    for expression, names in adapter.REGISTERED.items():
+    for expression, names in catalog():
         if names.estimator and not refused(adapter.Estimator(build(expression)).check, ()):
             yield build(expression), names.estimator
 
 
 def losses() -> Iterator[tuple[Recipe, str]]:
     """Every recipe of the catalog whose loss verl can be asked for, and its name there."""
-    for expression, names in adapter.REGISTERED.items():
+    for expression, names in catalog():
         if names.loss and not refused(adapter.PolicyLoss(build(expression)).check):
             yield build(expression), names.loss
 
@@ -86,7 +91,7 @@ def test_every_idea_with_a_loss_is_a_policy_loss_of_verl() -> None:
 
 
 def test_the_docs_say_how_many_ideas_verl_gets_and_can_run() -> None:
-    names = adapter.REGISTERED.values()
+    names = [found for _, found in catalog()]
     docs = (Path(__file__).parents[2] / "docs" / "other-trainers.md").read_text()
     said = " ".join(docs.split())
     assert f"{sum(n.estimator is not None for n in names)} ideas as advantage estimators" in said
