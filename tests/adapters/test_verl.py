@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 from polyopt.errors import UserError
-from polyopt.ideas import build
+from polyopt.ideas import build, load_catalog
 from polyopt.recipe import Recipe
 from tests.adapters.messages import message
 from tests.adapters.verl_actor import actor_loss
@@ -24,16 +25,21 @@ verl_options = pytest.importorskip("polyopt.adapters.verl_options")
 TOLERANCE = 1e-6
 
 
+def catalog() -> Iterator[tuple[str, Any]]:
+    """Ideas and their names in verl's registries."""
+    return ((name, adapter.REGISTERED[name]) for name in load_catalog())
+
+
 def estimators() -> Iterator[tuple[Recipe, str]]:
     """Every recipe of the catalog whose advantages verl can be asked for, and its name there."""
-    for expression, names in adapter.REGISTERED.items():
+    for expression, names in catalog():
         if names.estimator and not refused(adapter.Estimator(build(expression)).check, ()):
             yield build(expression), names.estimator
 
 
 def losses() -> Iterator[tuple[Recipe, str]]:
     """Every recipe of the catalog whose loss verl can be asked for, and its name there."""
-    for expression, names in adapter.REGISTERED.items():
+    for expression, names in catalog():
         if names.loss and not refused(adapter.PolicyLoss(build(expression)).check):
             yield build(expression), names.loss
 
@@ -82,6 +88,16 @@ def test_every_idea_with_a_loss_is_a_policy_loss_of_verl() -> None:
         if any(slot.startswith("objective.") for slot in build(expression).origins):
             assert names.loss in (expression, f"polyopt-{expression}")
             assert isinstance(verl.core_algos.get_policy_loss_fn(names.loss), adapter.PolicyLoss)
+
+
+def test_the_docs_say_how_many_ideas_verl_gets_and_can_run() -> None:
+    names = [found for _, found in catalog()]
+    docs = (Path(__file__).parents[2] / "docs" / "other-trainers.md").read_text()
+    said = " ".join(docs.split())
+    assert f"{sum(n.estimator is not None for n in names)} ideas as advantage estimators" in said
+    assert f"{sum(n.loss is not None for n in names)} as policy losses" in said
+    running = len(list(estimators())), len(list(losses()))
+    assert f"{running[0]} of the estimators and {running[1]} of the losses work" in said
 
 
 def test_verls_own_names_keep_their_meaning() -> None:

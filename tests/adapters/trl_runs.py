@@ -177,7 +177,7 @@ def learned(recipe: Recipe, batch: Batch, policy: Policy) -> tuple[float, list[T
         micro_tokens=100_000,
         total_steps=1,
     )
-    if "logp_ref" in recipe.needs():
+    if "logp_ref" in recipe.needs() and "logp_ref" not in batch:
         batch = batch.replace(logp_ref=learner.log_probs(batch))
     metrics = learner.gradient(batch)
     grads = [p.grad for p in policy.model.parameters()]

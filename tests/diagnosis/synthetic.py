@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-HELD_OUT_SEED = 100
+HELD_OUT_SEED = 300
 AGGREGATIONS = ("sequence-mean-token-mean", "token-mean", "constant-length-mean")
 
 

@@ -126,6 +126,35 @@ def test_held_out_accuracy_must_follow_beyond_its_interval() -> None:
     assert "heldout-flat" in found(Evidence(run.metrics, many))
 
 
+def test_training_since_the_last_evaluation_is_not_held_against_it() -> None:
+    rows = record(accuracy=lambda t: 0.2 + 0.6 * t).metrics
+    evals = [{"step": s, "pass@1": 0.3, "pass@1/low": 0.28, "pass@1/high": 0.32} for s in (0, 12)]
+    assert "heldout-flat" not in found(Evidence(rows, [evals[0], {**evals[1], "pass@1": 0.4}]))
+    assert "heldout-flat" in found(Evidence(rows, [evals[0], {**evals[1], "step": 40}]))
+
+
+def test_what_is_right_before_it_is_cut_off_is_no_truncation_bias() -> None:
+    assert "truncation-bias" in found(record(truncated=0.4, accuracy=0.5))
+    assert "truncation-bias" not in found(record(truncated=0.4, accuracy=0.95))
+
+
+def test_old_rollouts_are_stale_where_the_policy_has_moved() -> None:
+    near = {"staleness__mean": 20.0, "staleness__max": 40.0, "staleness__drift": 0.03}
+    assert "stale-data" not in found(record(**near))
+    far = found(record(**near | {"staleness__drift": 0.12}))["stale-data"].symptom
+    assert "20.0 optimizer steps old" in far.message
+    assert far.evidence["staleness/max"] == 40.0
+    younger = {"staleness__mean": 1.5, "staleness__drift": 0.12}
+    assert "stale-data" not in found(record(**younger))
+
+
+def test_a_sampler_that_never_agreed_is_not_called_stale() -> None:
+    both = {"staleness__mean": 1.5, "staleness__drift": 0.32, "sampler_gap": 0.3}
+    names = found(record(**both))
+    assert "sampler-mismatch" in names
+    assert "stale-data" not in names
+
+
 def test_a_verifier_that_contradicts_itself_is_a_suspect() -> None:
     same = [rollout(accuracy=1.0), rollout(accuracy=0.0)]
     assert "verifier-suspect" in found(Evidence([], rollouts=same))

@@ -69,14 +69,18 @@ def rising_terms(run: Evidence) -> dict[str, Change]:
 )
 def heldout_flat(run: Evidence) -> Symptom | None:
     """Accuracy in training rose and on held-out problems it didn't."""
-    train = run.change("accuracy")
     judged = [row for row in run.evals if known(row.get("pass@1"))]
-    if train is None or len(judged) < 2:
+    if len(judged) < 2 or (judged[-1].get("unscored") or 0.0) > 0.1:
+        return None  # what nobody could score is wrong held out, and left out in training
+    # Of a run under way, training has gone on since the last evaluation.
+    until = Evidence([row for row in run.metrics if row["step"] <= judged[-1]["step"]])
+    train = until.change("accuracy")
+    if train is None:
         return None
     rise = train.gain
     if train.z < 3 or train.gain < 0.1:
         # The first window of a fast run already holds what was learned; its first steps don't.
-        rise = train.late - mean(run.course("accuracy")[:3])
+        rise = train.late - mean(until.course("accuracy")[:3])
         if rise < 0.3:
             return None
     first, last = judged[0], judged[-1]

@@ -49,14 +49,18 @@ def truncation_bias(run: Evidence) -> Symptom | None:
 def length_inflation(run: Evidence) -> Symptom | None:
     """Completions grow and success doesn't."""
     length, success = run.change("length/mean"), run.change(run.success())
-    if length is None or length.ratio < 1.5 or length.z < 4 or length.gain < 2:
+    if length is None or rose(success):
         return None
-    if rose(success):
-        return None
+    early = length.early
+    if length.ratio < 1.5 or length.z < 4 or length.gain < 2:
+        # The first window may already hold a growth that was fast; its first steps don't.
+        early = mean(run.course("length/mean")[:3])
+        if length.late < max(1.75 * early, early + 5):
+            return None
     return Symptom(
-        f"completions grew from {length.early:.0f} to {length.late:.0f} tokens and success didn't",
-        sureness(length.ratio, 1.4, 2.0),
-        {"length/early": length.early, "length/late": length.late},
+        f"completions grew from {early:.0f} to {length.late:.0f} tokens and success didn't",
+        sureness(length.late / max(early, 1e-9), 1.4, 2.0),
+        {"length/early": early, "length/late": length.late},
         run.late_steps(),
     )
 
@@ -76,7 +80,8 @@ def length_biased_loss(run: Evidence) -> Symptom | None:
     """
     if run.part("objective.aggregation") not in LENGTH_BIASED:
         return None
-    rows = [r for r in run.trained() if r.accuracy is not None]
+    # What was cut off is wrong for being long; whether wrong ones are long is the question.
+    rows = [r for r in run.trained() if r.accuracy is not None and r.finish != "length"]
     before, after = halves(rows)
     wrong, right = lengths(after, right=False), lengths(after, right=True)
     wrong_before, right_before = lengths(before, right=False), lengths(before, right=True)

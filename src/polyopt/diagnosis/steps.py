@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from statistics import median
 from typing import Any
 
-from polyopt.diagnosis.evidence import Evidence, known, mean, width
+from polyopt.diagnosis.evidence import Evidence, known, mean, variance, width
 from polyopt.diagnosis.flags import EARLIER_CLIPPING, HIGHER_RATE, LOWER_RATE, MORE_PENALTY
 from polyopt.diagnosis.signs import Symptom, sign, sureness
 
@@ -108,11 +108,14 @@ def policy_collapse(run: Evidence) -> Symptom | None:
     count = width(len(values))
     if len(values) < 15 or name != "accuracy":
         return None
-    means = [mean(values[i : i + count]) for i in range(len(values) - count + 1)]
+    windows = [values[i : i + count] for i in range(len(values) - count + 1)]
+    means = [mean(window) for window in windows]
     best, last = max(means), means[-1]
-    if best - last < 0.15 or last > 0.75 * best:
-        return None
     where = means.index(best)
+    # The best of many windows is partly luck, so that a fall must be well beyond its error.
+    error = math.sqrt((variance(windows[where]) + variance(windows[-1])) / count)
+    if best - last < max(0.15, 4 * error) or last > 0.75 * best:
+        return None
     return Symptom(
         f"{name} was {best:.2f} and fell to {last:.2f}",
         sureness(best - last, 0.1, 0.3),
