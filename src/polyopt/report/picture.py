@@ -27,7 +27,7 @@ class Picture:
         size = {"width": str(WIDTH), "height": str(HEIGHT), "viewBox": f"0 0 {WIDTH} {HEIGHT}"}
         namespace = {"xmlns": "http://www.w3.org/2000/svg", "role": "img", "font-family": FONT}
         self.root = ElementTree.Element("svg", {**namespace, **size})
-        _add(self.root, "title", text=f"Learning curve: {title}")
+        _add(self.root, "title", text=title)
         frame: Attributes = {"x": 0.5, "y": 0.5, "width": WIDTH - 1, "height": HEIGHT - 1, "rx": 12}
         _add(self.root, "rect", frame | {"fill": PAPER, "stroke": BORDER})
         self._text(MARGIN, 36, _clipped(title, 70), size=19, weight=650)
