@@ -37,10 +37,16 @@ def compare(name: str, work: Workload, options: argparse.Namespace) -> Compariso
     sides = [s for s in ("polyopt", "trl") if options.only in (None, s)]
     if trl is None:
         sides = ["polyopt"]
-    with tempfile.TemporaryDirectory() as scratch, ExitStack() as stack:
+    found: dict[str, list[float]] = {}
+    peaks: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as scratch:
         folder = save_model(work.model, Path(scratch))
-        workers = {s: stack.enter_context(Worker(s, work, folder)) for s in sides}
-        found, peaks = measure(workers, options)
+        for together in [[side] for side in sides] if work.alone else [sides]:
+            with ExitStack() as stack:
+                workers = {s: stack.enter_context(Worker(s, work, folder)) for s in together}
+                times, memory = measure(workers, options)
+            found |= times
+            peaks |= memory
     measured = {s: Side({"trl": trl or ""}.get(s, s), times) for s, times in found.items()}
     ours, peer = measured.get("polyopt"), measured.get("trl")
     return Comparison(

@@ -33,6 +33,7 @@ class Workload:
         prompt_tokens: Tokens of every prompt.
         new_tokens: Tokens of every completion.
         peer_rows: Micro-batch of the peer, where the whole won't fit.
+        alone: The two sides don't fit into memory together: one runs after the other, not in turns.
     """
 
     model: str
@@ -41,6 +42,7 @@ class Workload:
     prompt_tokens: int
     new_tokens: int
     peer_rows: int | None = None
+    alone: bool = False
 
     @property
     def rows(self) -> int:
@@ -63,8 +65,8 @@ class Workload:
 
 
 STEPS = {
-    "a": Workload("smollm2", 4, 8, 173, 64),
-    "b": Workload("smollm2", 4, 8, 1024, 64, peer_rows=4),
+    "a": Workload("smollm2", 4, 8, 173, 64, alone=True),
+    "b": Workload("smollm2", 4, 8, 1024, 64, peer_rows=4, alone=True),
     "c": Workload("embedded", 32, 8, 16, 32),
     "d": Workload("small", 32, 8, 24, 24),
 }

@@ -1,8 +1,9 @@
 """Matrix products on CPUs, by oneDNN.
 
-PyTorch's default for float32 on a CPU is MKL, which on AMD machines leaves half of the vector units
-idle. oneDNN's linear layer was measured 2.2 times faster at the sizes of a 135M model, forward and
-backward (docs/log.md); where it isn't there, or the product is small, PyTorch's own is used.
+PyTorch's default for float32 on a CPU is MKL, which on AMD machines leaves half of the vectors
+idle. There oneDNN is 2.2 times faster at the sizes of a 135M model, forward
+and backward (docs/log.md). On Intel machines MKL is the faster one, most of all for gradients of
+weights. Elsewhere, without oneDNN, and where the product is small, PyTorch's own is used.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -18,25 +20,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.overrides import TorchFunctionMode
 
-from polyopt.native.library import Library, kernels_for
-
 SMALL = 1 << 20
 """Multiplications below which the call costs more than is gained."""
-
-WORTHWHILE = 128
-"""For AMX, each factor is split first: that pays if every number of it is used often enough.
-
-A number of the left factor takes part in as many products as the right one has rows, and the other
-way round; the harmonic mean of both numbers must be at least twice this.
-"""
 
 
 def product(
     a: Float[Tensor, "M K"], b: Float[Tensor, "K N"], out: Float[Tensor, "M N"] | None = None
 ) -> Float[Tensor, "M N"]:
     """a @ b without a graph, by the fastest library there is; added to `out` if that is given."""
-    if kernels := _tiles(a, b, a.shape[0], b.shape[1]):
-        return kernels.split_product(a, b.t(), out=out)
     if _gains(a, b, a.shape[0] * a.shape[1] * b.shape[1]):
         found = _onednn(a, b.t(), None)
     elif out is not None:
@@ -49,11 +40,21 @@ def product(
 @contextmanager
 def fast_linear(active: bool) -> Iterator[None]:
     """While active, `F.linear` on float32 CPU tensors goes through oneDNN, gradients included."""
-    if active and onednn_works():
+    if active and onednn_is_faster():
         with _FastLinear():
             yield
     else:
         yield
+
+
+@functools.cache
+def onednn_is_faster() -> bool:
+    """Whether this is an AMD processor with a oneDNN that works."""
+    try:
+        about = Path("/proc/cpuinfo").read_text(errors="replace")
+    except OSError:
+        return False
+    return "AuthenticAMD" in about and onednn_works()
 
 
 @functools.cache
@@ -89,40 +90,23 @@ class _Linear(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         ctx.save_for_backward(inputs, weight)
-        return _linear(inputs, weight, bias)
+        return _onednn(inputs, weight, bias)
 
     @staticmethod
     def backward(ctx: Any, grad: Tensor) -> Any:
         inputs, weight = ctx.saved_tensors
         needs_inputs, needs_weight, needs_bias = ctx.needs_input_grad
         rows = grad.reshape(-1, grad.shape[-1])
-        grad_inputs = _linear(grad, weight.t(), None) if needs_inputs else None
+        grad_inputs = _onednn(grad, weight.t(), None) if needs_inputs else None
         flat = inputs.reshape(-1, inputs.shape[-1])
-        grad_weight = _linear(rows.t(), flat.t(), None) if needs_weight else None
+        grad_weight = _onednn(rows.t(), flat.t(), None) if needs_weight else None
         return grad_inputs, grad_weight, rows.sum(0) if needs_bias else None
-
-
-def _linear(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """inputs @ weight^T + bias; rows and weight may be transposed views."""
-    if kernels := _tiles(inputs, weight, inputs.numel() // inputs.shape[-1], len(weight)):
-        flat = inputs.reshape(-1, inputs.shape[-1]) if inputs.dim() != 2 else inputs
-        out = kernels.split_product(flat, weight, bias)
-        return out.view(*inputs.shape[:-1], len(weight))
-    return _onednn(inputs, weight, bias)
 
 
 def _onednn(inputs: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """inputs @ weight^T + bias; rows and weight may be transposed views."""
     out = torch.ops.mkldnn._linear_pointwise(inputs, weight, bias, "none", [], "")
     return cast(Tensor, out)
-
-
-def _tiles(a: Tensor, b: Tensor, rows: int, columns: int) -> Library | None:
-    """The kernels that use AMX, if they are there and such a product gains by them."""
-    if rows * columns < WORTHWHILE * (rows + columns):
-        return None
-    kernels = kernels_for(a, b)
-    return kernels if kernels is not None and kernels.has_amx else None
 
 
 def _fits(inputs: Tensor, weight: Tensor, *rest: Any) -> bool:
@@ -134,4 +118,4 @@ def _fits(inputs: Tensor, weight: Tensor, *rest: Any) -> bool:
 def _gains(a: Tensor, b: Tensor, multiplications: int) -> bool:
     """Whether oneDNN is there for these tensors and the product is large enough to gain."""
     plain = a.device.type == "cpu" and a.dtype == torch.float32 and b.dtype == torch.float32
-    return plain and multiplications > SMALL and onednn_works()
+    return plain and multiplications > SMALL and onednn_is_faster()

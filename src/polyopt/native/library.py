@@ -5,7 +5,6 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
-import threading
 
 import torch
 from jaxtyping import Float, Int
@@ -27,7 +26,6 @@ class Library:
         self.handle = self._c = handle
         for name in (
             "polyopt_packed_size",
-            "polyopt_amx_space",
             "polyopt_lanes",
             "polyopt_step_floats",
             "polyopt_page_positions",
@@ -36,10 +34,7 @@ class Library:
         ):
             if hasattr(handle, name):
                 getattr(handle, name).restype = ctypes.c_int64
-        self.has_amx = bool(handle.polyopt_has_amx())
         self.lanes = int(handle.polyopt_lanes())
-        self._space = torch.empty(0, dtype=torch.int32)
-        self._busy = threading.Lock()
 
     def attention_space(self, longest_trunk: int, longest: int, size: int) -> int:
         """Numbers of scratch that packed attention takes for each thread."""
@@ -154,34 +149,6 @@ class Library:
         )
         return tokens, logp, entropies
 
-    def split_product(
-        self,
-        left: Float[Tensor, "M K"],
-        right: Float[Tensor, "N K"],
-        bias: Float[Tensor, " N"] | None = None,
-        out: Float[Tensor, "M N"] | None = None,
-    ) -> Float[Tensor, "M N"]:
-        """left @ right^T + bias on AMX, as exact as float32; added to `out` if that is given.
-
-        Either factor may be a transposed view.
-        """
-        (m, terms), n = left.shape, right.shape[0]
-        add = out is not None
-        if out is None:
-            out = torch.empty(m, n)
-        left, right = _lines(left), _lines(right)
-        with self._busy:
-            need = self._c.polyopt_amx_space(_int(m), _int(n), _int(terms))
-            if need > len(self._space):
-                self._space = torch.empty(need, dtype=torch.int32)
-            self._c.polyopt_amx_product(
-                *(_at(left), _int(left.stride(0)), _int(left.stride(1)), _int(m)),
-                *(_at(right), _int(right.stride(0)), _int(right.stride(1)), _int(n)),
-                *(_int(terms), _at(bias), _at(out), _int(out.stride(0)), int(add)),
-                *(_at(self._space, torch.int32), _threads()),
-            )
-        return out
-
 
 @functools.cache
 def native() -> Library | None:
@@ -214,11 +181,6 @@ def _at(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctypes.c_v
     if tensor.dtype != dtype or tensor.device.type != "cpu":
         raise TypeError(f"a kernel for {dtype} on the CPU got {tensor.dtype} on {tensor.device}")
     return ctypes.c_void_p(tensor.data_ptr())
-
-
-def _lines(factor: Tensor) -> Tensor:
-    """The matrix with neighbours in memory along one of its dimensions."""
-    return factor if 1 in factor.stride() else factor.contiguous()
 
 
 def _threads() -> int:
