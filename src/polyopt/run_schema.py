@@ -35,6 +35,7 @@ RUN = (
     Field("arguments", "object", "Arguments of `polyopt.train`, with which the run is resumed"),
     Field("pipeline", "array", "The resolved recipe: a row per part, with its numbers and paper"),
     Field("batch", "object", "Batch arithmetic: prompts, rollouts, optimizer steps per step"),
+    Field("prompts", "object", "How many prompts train, how many are held out, and which are both"),
 )
 
 ROLLOUT = (

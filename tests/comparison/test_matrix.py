@@ -209,7 +209,7 @@ def test_ctrl_c_says_how_far_it_came_and_how_to_go_on(
         (["grpo", "--model", "m"], r"needs --task"),
         (["grpo", "--runs", "r"], r"would be trained anew"),
         (["--steps", "9", "--runs", "r"], r"--steps has no meaning with --runs"),
-        (["--runs", "nowhere"], r"nowhere is not a run folder"),
+        (["--runs", "nowhere"], r"nowhere does not exist"),
         (["grpp", "--model", "m", "--task", "t"], r"no idea called 'grpp'; did you mean .*grpo"),
         (["grpo", "--model", "m", "--task", "t", "--seeds", "0"], r"--seeds is 0"),
         (["grpo", "--model", "m", "--task", "t", "--jobs", "0"], r"--jobs is 0"),

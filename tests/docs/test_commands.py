@@ -59,6 +59,9 @@ NOT_RUN: dict[str, tuple[str, Callable[[list[str]], None]]] = {
     r"python3\.11 -m venv vllm-venv": ("needs the network", nothing_more),
     r"vllm-venv/bin/.+": ("needs vLLM", paths_exist),
     r"POLYOPT_VLLM_PYTHON=\S+ pytest .+": ("needs vLLM", paths_exist),
+    r"polyopt watch .+": ("serves until stopped; tests/watching does it", options_and_ideas_exist),
+    r"polyopt .+ --log wandb": ("needs W&B; tests/writers does it", options_and_ideas_exist),
+    r"tensorboard .+": ("needs TensorBoard", nothing_more),
     r"python examples/verl_config\.py .+": ("needs verl; tests/adapters runs it", paths_exist),
     r"python3 -m verl\.trainer\.main_ppo .+": ("needs verl; tests/peers reads it", nothing_more),
 }

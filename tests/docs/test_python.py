@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from polyopt.diagnosis import signs
 from tests.docs.pages import PAGES, ROOT, Block, blocks, name_of
 
 NOT_RUN = {
@@ -32,6 +33,7 @@ def write(block: Block, folder: Path) -> Path:
 )
 def test_python_blocks_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(signs, "_REGISTER", dict(signs._REGISTER))  # a page may add a sign
     for block in blocks(page, "python"):
         runpy.run_path(str(write(block, tmp_path)))
 

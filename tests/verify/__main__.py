@@ -23,13 +23,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not files:
         print(f"no vector files in {options.folder}")
         return 2
-    torch.set_default_dtype(torch.float64)
     verdicts: list[Verdict] = []
-    for path in files:
-        for case in read_cases(path):
-            verdicts.append(verify(case))
-            if not (options.failures and verdicts[-1].passed):
-                print(verdicts[-1], flush=True)
+    usual = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    try:
+        for path in files:
+            for case in read_cases(path):
+                verdicts.append(verify(case))
+                if not (options.failures and verdicts[-1].passed):
+                    print(verdicts[-1], flush=True)
+    finally:
+        torch.set_default_dtype(usual)
     failed = sum(not verdict.passed for verdict in verdicts)
     print(f"{len(verdicts) - failed} passed, {failed} failed ({len(files)} files)")
     return 1 if failed else 0
