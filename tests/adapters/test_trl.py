@@ -186,7 +186,7 @@ def test_an_optimizer_step_over_two_generations_is_an_error(tmp_path: Path) -> N
 
 
 def test_an_idea_that_needs_a_column_of_the_data_says_which(tmp_path: Path) -> None:
-    run = trainer("a-star-po", tmp_path)
+    run = trainer(build("a-star-po", {"rollouts.per_prompt": 2}), tmp_path)
     said = message(run.train)
     assert "reference_rewards" in said
     assert "prompt" in said
