@@ -18,27 +18,18 @@ from transformers import PreTrainedModel
 
 from polyopt.engines.decoder import Prefill, RowShape, Segment
 from polyopt.engines.fast_attention import Grouping, Masks, attend
-from polyopt.engines.fast_block import (
-    RotaryTable,
-    feed_forward,
-    queries_keys_values,
-    rotations,
-)
+from polyopt.engines.fast_block import feed_forward, queries_keys_values, rotations
 from polyopt.engines.fast_cache import CompletionCache, PromptCache, padding_mask
 from polyopt.engines.fast_prefill import prefill
 from polyopt.engines.fast_projection import projection
-from polyopt.engines.fast_weights import (
-    Weights,
-    fingerprint,
-    geometry_of,
-    read_weights,
-    why_unsupported,
-)
+from polyopt.engines.fast_weights import Weights, fingerprint, read_weights
 from polyopt.errors import UserError
+from polyopt.models.llama_like import geometry_of, why_unsupported
+from polyopt.models.rotary import RotaryTable
 
 
 class FastDecoder:
-    """`Decoder` for the families of `fast_weights.FAMILIES`."""
+    """`Decoder` for the families of `llama_like.FAMILIES`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         if reason := why_unsupported(model):

@@ -10,14 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyopt.engines.decoder import KeyValue, Prefill, Segment, past_of
-from polyopt.engines.fast_block import (
-    RotaryTable,
-    feed_forward,
-    queries_keys_values,
-    rotations,
-)
-from polyopt.engines.fast_weights import Geometry, Weights
+from polyopt.engines.fast_block import feed_forward, queries_keys_values, rotations
+from polyopt.engines.fast_weights import Weights
+from polyopt.models.llama_like import Geometry
 from polyopt.models.packed_kernels import Stretches, packed_attention
+from polyopt.models.rotary import RotaryTable
 from polyopt.native.library import kernels_for
 
 MOST_TOKENS = 4096

@@ -14,12 +14,12 @@ from polyopt.engines.admission import Queue, Ticket
 from polyopt.engines.batching import Batching
 from polyopt.engines.decoder import Decoder, Work
 from polyopt.engines.fast_decoder import FastDecoder
-from polyopt.engines.fast_weights import why_unsupported
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.native_decoder import NativeDecoder, why_not_native
 from polyopt.engines.protocol import Finish, Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
 from polyopt.errors import UserError
+from polyopt.models.llama_like import why_unsupported
 
 if TYPE_CHECKING:
     from polyopt.models.policy import Policy

@@ -10,12 +10,13 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyopt.engines.decoder import Prefill, RowShape, Segment
-from polyopt.engines.fast_block import RotaryTable
 from polyopt.engines.fast_prefill import prefill
-from polyopt.engines.fast_weights import fingerprint, geometry_of, why_unsupported
+from polyopt.engines.fast_weights import fingerprint
 from polyopt.engines.native_cache import PagedCache
 from polyopt.engines.native_weights import NativeWeights
 from polyopt.errors import UserError
+from polyopt.models.llama_like import geometry_of, why_unsupported
+from polyopt.models.rotary import RotaryTable
 from polyopt.native.decoding import Decoding
 from polyopt.native.library import native
 
@@ -32,7 +33,7 @@ def why_not_native(model: PreTrainedModel) -> str | None:
 
 
 class NativeDecoder:
-    """`Decoder` for the families of `fast_weights.FAMILIES` in float32."""
+    """`Decoder` for the families of `llama_like.FAMILIES` in float32."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         if reason := why_not_native(model):

@@ -83,10 +83,10 @@ class Policy:
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.gradient_checkpointing = gradient_checkpointing
         self._chat = use_chat_template(tokenizer, chat_template)
-        self._scorer = Scorer(model, share_prefix=shared_prefix)
-        self._reference: Reference | None = None
         if gradient_checkpointing:
             _enable_checkpointing(model)
+        self._scorer = Scorer(model, share_prefix=shared_prefix)
+        self._reference: Reference | None = None
         self.settle()
 
     @property

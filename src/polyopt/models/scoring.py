@@ -56,7 +56,7 @@ class Scorer:
         self.share_prefix = share_prefix
         self.decoder: Any = None if body is base else body
         self.head: Any = base.get_output_embeddings()
-        self.packed = PackedDecoder(self.decoder)
+        self.packed = PackedDecoder(base, self.decoder)
         self._plain_head: bool | None = None
 
     @property

@@ -4,6 +4,7 @@
 #endif
 
 #include "attention.h"
+#include "norms.h"
 #include "products.h"
 
 typedef struct {
@@ -84,19 +85,6 @@ void polyopt_write_pages(float *const *pages, int64_t layer, int64_t heads, int6
             store_key(head, t % PAGE, keys + (h * count + t) * dim, dim);
             store_value(head, t % PAGE, values + (h * count + t) * dim, dim);
         }
-}
-
-/* out = x / rms(x), times the weight. */
-static void rms_norm(const float *x, int64_t count, const float *weight, double eps, float *out) {
-    vec squares = splat(0);
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) squares += load(x + i) * load(x + i);
-    float total = sum_of(squares);
-    for (; i < count; i++) total += x[i] * x[i];
-    float scale = 1 / sqrtf(total / (float)count + (float)eps);
-    for (i = 0; i + LANES <= count; i += LANES)
-        store(out + i, load(x + i) * scale * load(weight + i));
-    for (; i < count; i++) out[i] = x[i] * scale * weight[i];
 }
 
 static void norm_rows(const Model *m, const Batch *b, const float *weight, Work *w) {
