@@ -119,7 +119,9 @@ class Batching:
                     continue
                 place = free.pop(0) if free else len(self._rows)
                 self._rows[place : place + 1] = [row]
-                self._decoder.place(place, segment)
+                self._decoder.place(
+                    place, segment, row.ticket.request.max_tokens - len(row.tokens) + 1
+                )
         self._close_up(free, keep=0)
 
     def _close_up(self, free: list[int], keep: int) -> None:

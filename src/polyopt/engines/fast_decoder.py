@@ -25,6 +25,7 @@ from polyopt.engines.fast_projection import projection
 from polyopt.engines.fast_weights import Weights, fingerprint, read_weights
 from polyopt.errors import UserError
 from polyopt.models.llama_like import geometry_of, why_unsupported
+from polyopt.models.recorder import Recorder
 from polyopt.models.rotary import RotaryTable
 
 
@@ -35,6 +36,7 @@ class FastDecoder:
         if reason := why_unsupported(model):
             raise UserError(f"the fast decoder doesn't run {reason}; use GenericDecoder.")
         self.model = model
+        self.recorder: Recorder | None = None
         self.geometry = geometry_of(model)
         self._read: Hashable = None
         self._weights: Weights
@@ -96,7 +98,7 @@ class FastDecoder:
             if shapes[index] != caches[index].shape:
                 caches[index].reserve(*shapes[index])
 
-    def place(self, row: int, segment: Segment) -> None:
+    def place(self, row: int, segment: Segment, most: int) -> None:
         """Share the prompt, copy the completion's prefix."""
         self._grouping = None
         self._prompts.place(row, segment.root)

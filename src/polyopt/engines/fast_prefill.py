@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -25,14 +25,19 @@ def prefill(
     weights: Weights, geometry: Geometry, table: RotaryTable, jobs: Sequence[Prefill]
 ) -> list[Segment]:
     """Compute the segments, in passes of at most `MOST_TOKENS` tokens."""
-    segments: list[Segment] = []
+    parts = (_prefill(weights, geometry, table, chunk) for chunk in chunks(jobs))
+    return [segment for part in parts for segment in part]
+
+
+def chunks(jobs: Sequence[Prefill]) -> Iterator[list[Prefill]]:
+    """The jobs, at most `MOST_TOKENS` tokens at a time."""
     chunk: list[Prefill] = []
     for job in jobs:
         if chunk and sum(len(j.tokens) for j in (*chunk, job)) > MOST_TOKENS:
-            segments += _prefill(weights, geometry, table, chunk)
+            yield chunk
             chunk = []
         chunk.append(job)
-    return segments + _prefill(weights, geometry, table, chunk)
+    yield chunk
 
 
 def _prefill(

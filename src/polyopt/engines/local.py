@@ -20,6 +20,7 @@ from polyopt.engines.protocol import Finish, Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
 from polyopt.errors import UserError
 from polyopt.models.llama_like import why_unsupported
+from polyopt.models.recorder import Recorder
 
 if TYPE_CHECKING:
     from polyopt.models.policy import Policy
@@ -73,6 +74,7 @@ class LocalEngine:
         self.cache_bytes = cache_bytes
         self.max_rows = max_rows
         self.version = 0
+        self._recorder: Recorder | None = None
         self.work = Work()
         self._decode = decode
         self._make_decoder = decoder
@@ -91,6 +93,7 @@ class LocalEngine:
             self._use(policy.model)
         self._decoder.reload()
         self.version = policy.version
+        self._recorder = policy.recorder
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """The samples of the requests, in their order."""
@@ -110,10 +113,17 @@ class LocalEngine:
                 samples[index] = Sample(request, (), (), finish, self.version, entropy)
         with _evaluating(self._model):
             self._decoder.refresh()
+            self._decoder.recorder = self._wanted_record()
             queue = Queue(self._decoder, self.cache_bytes, self.max_rows, self.work)
             batching = Batching(self._decoder, queue, tickets, self._decode, self.work)
             samples.update(batching.run(self.version))
         return [samples[i] for i in range(len(requests))]
+
+    def _wanted_record(self) -> Recorder | None:
+        """Where activations are wanted: of the weights that this engine samples with."""
+        recorder = self._recorder
+        wanted = recorder is not None and recorder.open and recorder.version == self.version
+        return recorder if wanted else None
 
     def _check(self, request: SampleRequest) -> None:
         """Refuse what the model can't continue."""

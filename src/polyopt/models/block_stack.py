@@ -7,7 +7,8 @@ the way back. That is 2.4 times less than autograd keeps, and a third of its pas
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +23,7 @@ from polyopt.models.llama_like import geometry_of, is_lora, linears, why_unsuppo
 from polyopt.models.matrix_products import product
 from polyopt.models.packed_kernels import Stretches, attend, attend_backward
 from polyopt.models.rotary import RotaryTable
+from polyopt.native.arena import lazy_memory
 from polyopt.native.blocks import BlockKernels
 from polyopt.native.library import native
 
@@ -108,6 +110,30 @@ class BlockStack:
         )
         return hidden
 
+    def room_for(self, count: int) -> Activations:
+        """Zeros for the activations of this many tokens; memory is taken when it is written to."""
+        inner, kernels = self._inner, self.kernels
+        hidden, first = inner.norm.weight.shape[0], inner.layers[0]
+        shapes = {
+            "entered": (hidden,),
+            "heads": (kernels.heads, kernels.room),
+            "norm": (kernels.query_heads,),
+            "attended": (kernels.query_heads * kernels.dim,),
+            "between": (hidden,),
+            "gate_up": (2 * first.mlp.gate_proj.weight.shape[0],),
+        }
+        normed = hasattr(first.self_attn, "q_norm")
+        raw = {"qkv": (kernels.heads * kernels.dim,)} if normed else {}
+
+        def room(shape: tuple[int, ...]) -> Tensor:
+            return lazy_memory(count * math.prod(shape)).view(-1, *shape)[:count]
+
+        def layer() -> LayerActivations:
+            rooms: dict[str, Any] = {name: room(shape) for name, shape in (shapes | raw).items()}
+            return LayerActivations(**({"qkv": None} | rooms))
+
+        return Activations([layer() for _ in inner.layers], room((hidden,)))
+
     def blocks(self) -> list[dict[str, nn.Parameter]]:
         """The blocks' parameters as they are now."""
         pairs = zip(self._inner.layers, self._names, strict=True)
@@ -124,16 +150,25 @@ class BlockStack:
             yield from (block.get(name) for name in names)
 
     def forward(
-        self, tokens: Tokens, embedding: Tensor, blocks: list[Block], keep: bool
-    ) -> Activations:
-        """Activations of all blocks, if they are to be kept, and the last of the stream."""
-        stream, kept = F.embedding(tokens.ids, embedding), []
+        self,
+        tokens: Tokens,
+        embedding: Tensor,
+        blocks: list[Block],
+        keep: Callable[[LayerActivations], None],
+    ) -> Float[Tensor, "S H"]:
+        """The stream after the last block; `keep` gets the activations of one after the other."""
+        stream = F.embedding(tokens.ids, embedding)
         rotary = self.rotary.upto(int(tokens.positions.max()))
         for block in blocks:
             activations, stream = self._enter(block, stream, tokens, rotary)
-            if keep:
-                kept.append(activations)
-        return Activations(kept, stream)
+            keep(activations)
+        return stream
+
+    @torch.no_grad()
+    def run(self, tokens: Tokens, keep: Callable[[LayerActivations], None]) -> Float[Tensor, "S H"]:
+        """`forward` with the present weights."""
+        blocks: list[Block] = [dict(block) for block in self.blocks()]
+        return self.forward(tokens, self._inner.embed_tokens.weight, blocks, keep)
 
     def _enter(
         self, block: Block, stream: Tensor, tokens: Tokens, rotary: Tensor
@@ -235,7 +270,9 @@ class _Stack(torch.autograd.Function):
         *flat: Tensor,
     ) -> Tensor:
         if known is None:
-            known = stack.forward(tokens, embedding, stack.named(flat), keep)
+            layers: list[LayerActivations] = []
+            take = layers.append if keep else _drop
+            known = Activations(layers, stack.forward(tokens, embedding, stack.named(flat), take))
         at = source if known.places is None else known.places[source]
         if keep:
             ctx.save_for_backward(embedding, norm, *flat)
@@ -307,6 +344,10 @@ def _take(found: Block, block: Block, name: str, inputs: Tensor, slope: Tensor) 
 def _head_norms(block: Block) -> tuple[Tensor, Tensor] | None:
     query, key = HEAD_NORMS
     return (block[query], block[key]) if query in block else None
+
+
+def _drop(activations: LayerActivations) -> None:
+    """Keep nothing."""
 
 
 def _rows(tensor: Tensor, places: Tensor | None) -> Tensor:

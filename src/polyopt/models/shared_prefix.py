@@ -19,6 +19,7 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from polyopt.models.activations import Activations
 from polyopt.models.block_stack import BlockStack, Tokens, why_not_stacked
 from polyopt.models.packed_kernels import Stretches
 from polyopt.models.packed_kernels import packed_attention as kernel_attention
@@ -63,6 +64,7 @@ class Packed:
     Attributes:
         input_ids: Trunks (shared prompts, or whole rows that share nothing), then branches (the
             completions of shared prompts).
+        row: Row of each token; of a shared prompt, the first one.
         position_ids: Each token's position in its own row.
         blocks: How attention is computed.
         order: Places of the S tokens in the blocks' flattened outputs.
@@ -71,6 +73,7 @@ class Packed:
     """
 
     input_ids: Int[Tensor, "1 S"]
+    row: Int[Tensor, " S"]
     position_ids: Int[Tensor, "1 S"]
     blocks: tuple[Block, ...]
     order: Int[Tensor, " S"]
@@ -130,6 +133,7 @@ def pack(rows: Rows) -> Packed:
     filled = (places >= 0).nonzero()[:, 0]
     return Packed(
         input_ids=rows.input_ids[owner % n, position][None],
+        row=owner % n,
         position_ids=position[None],
         blocks=blocks,
         order=torch.empty_like(owner).index_put_((places[filled],), filled),
@@ -308,10 +312,10 @@ class PackedDecoder:
         plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
         return self.stack if plain and not torch.is_autocast_enabled("cpu") else None
 
-    def __call__(self, packed: Packed) -> Tensor:
-        """Hidden states [M, H] that predict the M tokens."""
+    def __call__(self, packed: Packed, known: Activations | None = None) -> Tensor:
+        """Hidden states [M, H] that predict the M tokens; `known` activations save the forward."""
         if stack := self.written_out:
-            return stack(packed.tokens, packed.source)
+            return stack(packed.tokens, packed.source, known)
         with attention_of(self.decoder.config, ATTENTION):
             output = self.decoder(
                 input_ids=packed.input_ids,
