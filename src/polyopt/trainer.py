@@ -14,7 +14,7 @@ from polyopt.collector import Collected, Collector, rollout_metrics
 from polyopt.columns import COMPUTED
 from polyopt.computed_columns import ComputedColumns
 from polyopt.engines.local import LocalEngine
-from polyopt.engines.protocol import Engine
+from polyopt.engines.protocol import Engine, Rests
 from polyopt.errors import DataError, UserError
 from polyopt.models.memory import keep_freed_memory
 from polyopt.models.policy import Policy, ValueHead
@@ -176,6 +176,8 @@ class Trainer:
         if not batch.loss_mask.any():
             return batch, trained | {"updates": 0.0}
         self.learner.record = record = BoundaryRecord()
+        if isinstance(self.engine, Rests):
+            self.engine.rest()
         with self.clock("update"):
             draws = generator(self.seed, self.done, "updates")
             steps = self.recipe.updates.rule(self.learner, record.numbered(batch), draws)

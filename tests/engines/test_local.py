@@ -135,6 +135,15 @@ def test_weights_that_changed_in_place_are_sampled_from(decoder: Any) -> None:
 
 
 @pytest.mark.parametrize("decoder", DECODERS)
+def test_a_rested_engine_samples_as_before(decoder: Any) -> None:
+    sampler = engine(small_model(), decoder)
+    before = sampler.sample([request()])[0]
+    sampler.rest()
+    sampler.rest()
+    assert sampler.sample([request()])[0] == before
+
+
+@pytest.mark.parametrize("decoder", DECODERS)
 def test_modes_and_gradients_are_left_as_they_were(decoder: Any) -> None:
     model = small_model()
     model.train()

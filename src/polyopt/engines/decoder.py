@@ -86,6 +86,9 @@ class Decoder(Protocol):
     def refresh(self) -> None:
         """Take over the model's weights as they are now."""
 
+    def rest(self) -> None:
+        """Give back what `reload` and `refresh` get again."""
+
     def prefill(self, jobs: Sequence[Prefill]) -> list[Segment]:
         """Compute segments, none of which is another's parent."""
 

@@ -64,6 +64,12 @@ class FastDecoder:
         if fingerprint(self.model) != self._read:
             self.reload()
 
+    def rest(self) -> None:
+        """Give the reordered weights back."""
+        if self._read is not None:
+            del self._weights
+            self._read = None
+
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[Prefill]) -> list[Segment]:
         """All segments in one pass over their tokens."""

@@ -69,6 +69,9 @@ class GenericDecoder:
     def reload(self) -> None:
         """Nothing to do: the model's own weights are read at every step."""
 
+    def rest(self) -> None:
+        """Nothing to give back: the weights are the model's."""
+
     def refresh(self) -> None:
         """Nothing to do: every step reads the model's weights."""
 

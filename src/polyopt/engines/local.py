@@ -95,6 +95,10 @@ class LocalEngine:
         self.version = policy.version
         self._recorder = policy.recorder
 
+    def rest(self) -> None:
+        """Give back the decoder's copy of the weights until the next sample or sync."""
+        self._decoder.rest()
+
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """The samples of the requests, in their order."""
         for request in requests:

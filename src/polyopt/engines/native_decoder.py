@@ -77,6 +77,12 @@ class NativeDecoder:
         if fingerprint(self.model) != self._read:
             self.reload()
 
+    def rest(self) -> None:
+        """Give the packed weights back."""
+        if self._read is not None:
+            self._weights.free()
+            self._read = None
+
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[Prefill]) -> list[Segment]:
         """All segments in one pass over their tokens."""

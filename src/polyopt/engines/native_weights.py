@@ -53,6 +53,11 @@ class NativeWeights:
         self.weights = read_weights(model, self._project)
         self.struct = self._model()
 
+    def free(self) -> None:
+        """Give the packed weights' memory back; they must be read before the next use."""
+        del self.weights, self.struct
+        self._arena.free()
+
     def _project(self, weight: Tensor, bias: Tensor | None) -> PackedProjection:
         outputs, inputs = weight.shape
         packed = self._arena.take(self._kernels.packed_size(weight))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol, runtime_checkable
 
 from polyopt.distribution import Distribution
 
@@ -82,6 +82,14 @@ class Sample:
             seed=seed,
             max_tokens=self.request.max_tokens if max_tokens is None else max_tokens,
         )
+
+
+@runtime_checkable
+class Rests(Protocol):
+    """An engine that can give memory back while the policy is updated."""
+
+    def rest(self) -> None:
+        """Give back what the next `sample` or `sync` takes again."""
 
 
 class Engine(Protocol):

@@ -23,6 +23,11 @@ class Arena:
         """Hand out the same pieces again."""
         self._block = self._used = 0
 
+    def free(self) -> None:
+        """Give the memory back; nothing that was handed out may be used any more."""
+        self._blocks = []
+        self.rewind()
+
     def take(self, count: int) -> Float[Tensor, " P"]:
         """The next piece."""
         while self._block < len(self._blocks):
