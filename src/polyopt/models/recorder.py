@@ -6,7 +6,7 @@ keeps what the backward pass needs, the forward pass needn't be run again.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from typing import NamedTuple
 
@@ -92,7 +92,7 @@ class Recorder:
         self._prompts: dict[Ids, int] = {}
         self._tracks: list[Track] = []
         self._steps: list[tuple[Integers, Integers, Integers]] = []
-        self._index: dict[Ids, list[Fed]] = {}
+        self._index: dict[Ids, dict[bytes, Fed]] = {}
 
     def begin(self, most_tokens: int, version: int, mark: Hashable) -> None:
         """Record from now on, at most this many tokens, under weights of this version and mark."""
@@ -114,7 +114,7 @@ class Recorder:
         ends = np.cumsum(np.bincount(tracks, minlength=len(self._tracks)))[:-1]
         pairs = zip(np.split(tokens[order], ends), np.split(places[order], ends), strict=True)
         for track, (ids, at) in zip(self._tracks, pairs, strict=True):
-            self._index.setdefault(track.prompt, []).append(Fed(ids, at))
+            self._index.setdefault(track.prompt, {})[ids.tobytes()] = Fed(ids, at)
 
     def holds(self, mark: Hashable) -> bool:
         """Whether something is known that was computed with weights of this mark."""
@@ -206,11 +206,18 @@ class Recorder:
 
     def _find(self, prompt: Integers, own: Integers) -> Integers | None:
         ids = tuple(prompt.tolist())
-        for fed in self._index.get(ids, ()):
-            if np.array_equal(fed.tokens[: len(own)], own):
-                start = self._prompts[ids]
-                return np.concatenate([np.arange(start, start + len(ids)), fed.places[: len(own)]])
-        return None
+        fed = _beginning_with(own, self._index.get(ids, {}))
+        if fed is None:
+            return None
+        start = self._prompts[ids]
+        return np.concatenate([np.arange(start, start + len(ids)), fed.places[: len(own)]])
 
     def _fits(self, tokens: int) -> bool:
         return self.used + self._reserved + tokens <= self.most_tokens
+
+
+def _beginning_with(own: Integers, known: Mapping[bytes, Fed]) -> Fed | None:
+    """A completion that begins with these tokens; most often it is these tokens."""
+    if fed := known.get(own.tobytes()):
+        return fed
+    return next((f for f in known.values() if np.array_equal(f.tokens[: len(own)], own)), None)

@@ -49,7 +49,7 @@ typedef struct {
 } Batch;
 
 typedef struct {
-    float *hidden, *normed, *qkv, *attended, *gate, *up, *threads;
+    float *hidden, *normed, *qkv, *attended, *norms, *gate, *up, *gated, *threads;
     int64_t gate_stride, thread_floats;
 } Work;
 
@@ -70,8 +70,10 @@ static int64_t lay_out(const Model *m, const Batch *b, int threads, float *memor
     PART(normed, rows * m->hidden);
     PART(qkv, rows * heads_of(m) * m->head_dim);
     PART(attended, rows * m->query_heads * m->head_dim);
+    PART(norms, rows * m->query_heads);
     PART(gate, rows * w->gate_stride);
     PART(up, rows * w->gate_stride);
+    PART(gated, rows * w->gate_stride);
     PART(threads, threads * w->thread_floats);
 #undef PART
     return at;
@@ -101,6 +103,10 @@ void polyopt_write_pages(float *const *pages, int64_t layer, int64_t heads, int6
 
 INLINE int64_t kept(const Batch *b, int64_t row) { return b->record ? b->places[row] : -1; }
 
+INLINE void copy(float *to, const float *from, int64_t count) {
+    memcpy(to, from, sizeof(float) * (size_t)count);
+}
+
 /* Norms of the stream, which is kept in `record` [places, hidden] if there is one. */
 static void norm_rows(const Model *m, const Batch *b, const float *weight, float *record, Work *w) {
     int64_t width = m->hidden;
@@ -108,8 +114,7 @@ static void norm_rows(const Model *m, const Batch *b, const float *weight, float
     for (int64_t r = 0; r < b->rows; r++) {
         const float *row = w->hidden + r * width;
         rms_norm(row, width, weight, m->eps, w->normed + r * width);
-        if (kept(b, r) >= 0)
-            memcpy(record + kept(b, r) * width, row, sizeof(float) * (size_t)width);
+        if (kept(b, r) >= 0) copy(record + kept(b, r) * width, row, width);
     }
 }
 
@@ -121,35 +126,64 @@ static void project(const Weight *weight, const float *x, int64_t rows, int64_t 
         panel_product(weight, p, x, rows, x_stride, y, weight->outputs, add);
 }
 
-/* Keep the columns of panel p that gate and up have just got. */
-static void keep_gates(const Model *m, const Batch *b, int64_t p, const Work *w, float *record) {
-    int64_t width = m->intermediate, first = p * TILE_COLUMNS;
-    int64_t count = width - first < TILE_COLUMNS ? width - first : TILE_COLUMNS;
-    for (int64_t r = 0; r < b->rows; r++) {
-        if (kept(b, r) < 0) continue;
-        float *to = record + kept(b, r) * 2 * width + first;
-        int64_t at = r * w->gate_stride + first;
-        memcpy(to, w->gate + at, sizeof(float) * (size_t)count);
-        memcpy(to + width, w->up + at, sizeof(float) * (size_t)count);
-    }
-}
-
-/* gate = silu(gate) * up, in columns of whole vectors. */
-static void gated_panels(const Layer *layer, const Model *m, const Batch *b, float *record,
-                         Work *w) {
-    int64_t stride = w->gate_stride, rows = b->rows;
+/* gated = silu(gate) * up, in columns of whole vectors. */
+static void gated_panels(const Layer *layer, const Model *m, int64_t rows, Work *w) {
+    int64_t stride = w->gate_stride;
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < panels_of(m->intermediate); p++) {
         panel_product(&layer->gate, p, w->normed, rows, m->hidden, w->gate, stride, 0);
         panel_product(&layer->up, p, w->normed, rows, m->hidden, w->up, stride, 0);
-        if (b->record) keep_gates(m, b, p, w, record);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < TILE_COLUMNS; c += LANES) {
                 int64_t at = r * stride + p * TILE_COLUMNS + c;
                 vec gate = load(w->gate + at), minus = -gate;
                 vec decay = exp_of(select_of(minus > splat(88), splat(88), minus));
-                store(w->gate + at, gate / (1 + decay) * load(w->up + at));
+                store(w->gated + at, gate / (1 + decay) * load(w->up + at));
             }
+    }
+}
+
+/* Keep gate and up side by side. */
+static void keep_gates(const Model *m, const Batch *b, float *record, const Work *w) {
+    int64_t width = m->intermediate;
+#pragma omp for schedule(static) nowait
+    for (int64_t r = 0; r < b->rows; r++) {
+        if (kept(b, r) < 0) continue;
+        float *to = record + kept(b, r) * 2 * width;
+        copy(to, w->gate + r * w->gate_stride, width);
+        copy(to + width, w->up + r * w->gate_stride, width);
+    }
+}
+
+/* Keep heads as they are before their norm, partners apart as in the model. */
+static void keep_raw(const Model *m, const Batch *b, float *record, const Work *w) {
+    int64_t dim = m->head_dim, half = dim / 2, width = heads_of(m) * dim;
+#pragma omp for schedule(static)
+    for (int64_t r = 0; r < b->rows; r++) {
+        if (kept(b, r) < 0) continue;
+        const float *from = w->qkv + r * width;
+        float *to = record + kept(b, r) * width;
+        for (int64_t h = 0; h < width; h += dim)
+            for (int64_t d = 0; d < half; d++) {
+                to[h + d] = from[h + 2 * d];
+                to[h + d + half] = from[h + 2 * d + 1];
+            }
+    }
+}
+
+/* Keep turned heads, their attention's output, and the logsumexp of its scores. */
+static void keep_attention(const Model *m, const Batch *b, const LayerRecord *record,
+                           const Work *w) {
+    int64_t dim = m->head_dim, room = padded(dim), heads = heads_of(m);
+    int64_t queries = m->query_heads, width = queries * dim;
+#pragma omp for schedule(static) nowait
+    for (int64_t r = 0; r < b->rows; r++) {
+        int64_t place = kept(b, r);
+        if (place < 0) continue;
+        for (int64_t h = 0; h < heads; h++)
+            copy(record->heads + (place * heads + h) * room, w->qkv + (r * heads + h) * dim, dim);
+        copy(record->attended + place * width, w->attended + r * width, width);
+        copy(record->norm + place * queries, w->norms + r * queries, queries);
     }
 }
 
@@ -165,22 +199,6 @@ static void turn(const Model *m, const Layer *layer, const float *rotation, int6
     }
 }
 
-/* Keep `count` heads as they are before their norm, partners apart as in the model. */
-static void keep_raw(const Model *m, const float *heads, int64_t count, float *to) {
-    int64_t dim = m->head_dim, half = dim / 2;
-    for (int64_t h = 0; h < count; h++)
-        for (int64_t d = 0; d < half; d++) {
-            to[h * dim + d] = heads[h * dim + 2 * d];
-            to[h * dim + d + half] = heads[h * dim + 2 * d + 1];
-        }
-}
-
-static void keep_heads(const Model *m, const float *heads, int64_t count, float *to) {
-    for (int64_t h = 0; h < count; h++)
-        memcpy(to + h * padded(m->head_dim), heads + h * m->head_dim,
-               sizeof(float) * (size_t)m->head_dim);
-}
-
 /* A row's queries of one key-value head, turned and scaled; its new key and value are stored. */
 static void take_in(const Model *m, const Layer *layer, int64_t index, const Batch *b, int64_t row,
                     int64_t head, Work *w, float *queries) {
@@ -189,25 +207,14 @@ static void take_in(const Model *m, const Layer *layer, int64_t index, const Bat
     float *heads = w->qkv + row * heads_of(m) * dim;
     const float *rotation = b->rotary + (sequence->prompt_length + at) * dim;
     float *key = heads + (m->query_heads + head) * dim;
-    memcpy(queries, heads + head * share * dim, sizeof(float) * (size_t)(share * dim));
-    int64_t place = kept(b, row), at_head = place * heads_of(m), at_key = at_head + m->query_heads + head;
-    const LayerRecord *record = place < 0 ? NULL : b->record->layers + index;
-    if (record && record->qkv) {
-        keep_raw(m, queries, share, record->qkv + (at_head + head * share) * dim);
-        keep_raw(m, key, 1, record->qkv + at_key * dim);
-    }
+    copy(queries, heads + head * share * dim, share * dim);
     for (int64_t g = 0; g < share; g++)
         turn(m, layer, rotation, head * share + g, (float)m->scaling, queries + g * dim);
     turn(m, layer, rotation, m->query_heads + head, 1, key);
     float *page = sequence->own[at / PAGE] + (index * m->key_heads + head) * head_floats(dim);
     store_key(page, at % PAGE, key, dim);
     store_value(page, at % PAGE, key + m->key_heads * dim, dim);
-    if (record) {
-        int64_t room = padded(dim);
-        keep_heads(m, queries, share, record->heads + (at_head + head * share) * room);
-        keep_heads(m, key, 1, record->heads + at_key * room);
-        keep_heads(m, key + m->key_heads * dim, 1, record->heads + (at_key + m->key_heads) * room);
-    }
+    if (kept(b, row) >= 0) copy(heads + head * share * dim, queries, share * dim);
 }
 
 /* softmax of the scores on prompt and completion; one over the sum is taken out of the weights.
@@ -290,16 +297,17 @@ static void attend(const Model *m, int64_t index, const Batch *b, int64_t tile, 
     memset(out, 0, sizeof(float) * (size_t)(queries * width));
     View shared = view_of(m, index, head, lead->prompt, prompt), none = {0};
     score_pages(shared, none, query, queries, scores, stride);
-    float scales[queries], norms[queries];
+    float scales[queries];
     for (int64_t i = 0; i < rows; i++) {
         const Row *row = b->sequences + order[i];
         float *own = scores + i * share * stride + pages_of(prompt) * PAGE;
         float *part = out + i * share * width;
         View v = view_of(m, index, head, row->own, row->length + 1);
         View next = view_after(m, index, head, b, order, rows, i);
+        float *norms = w->norms + order[i] * m->query_heads + head * share;
         score_pages(v, next, query + i * share * dim, share, own, stride);
         for (int64_t q = i * share; q < (i + 1) * share; q++)
-            scales[q] = soften(scores + q * stride, prompt, v.length, norms + q);
+            scales[q] = soften(scores + q * stride, prompt, v.length, norms + q - i * share);
         weigh_pages(v, next, own, stride, share, part);
     }
     weigh_pages(shared, none, scores, stride, queries, out);
@@ -308,12 +316,6 @@ static void attend(const Model *m, int64_t index, const Batch *b, int64_t tile, 
         for (int64_t q = 0; q < share; q++)
             for (int64_t d = 0; d < dim; d++)
                 to[q * dim + d] = out[(i * share + q) * width + d] * scales[i * share + q];
-        int64_t place = kept(b, order[i]);
-        if (place < 0) continue;
-        const LayerRecord *record = b->record->layers + index;
-        int64_t first = place * m->query_heads + head * share;
-        memcpy(record->attended + first * dim, to, sizeof(float) * (size_t)(share * dim));
-        memcpy(record->norm + first, norms + i * share, sizeof(float) * (size_t)share);
     }
 }
 
@@ -338,18 +340,20 @@ void polyopt_step(const Model *m, const Batch *b, float *memory, float *logits, 
     {
 #pragma omp for schedule(static)
         for (int64_t r = 0; r < rows; r++)
-            memcpy(w.hidden + r * hidden, m->embedding + b->tokens[r] * hidden,
-                   sizeof(float) * (size_t)hidden);
+            copy(w.hidden + r * hidden, m->embedding + b->tokens[r] * hidden, hidden);
         for (int64_t i = 0; i < m->layers; i++) {
             const Layer *layer = m->blocks + i;
             const LayerRecord none = {0}, *record = b->record ? b->record->layers + i : &none;
             norm_rows(m, b, layer->input_norm, record->entered, &w);
             project(&layer->qkv, w.normed, rows, hidden, w.qkv, 0);
+            if (record->qkv) keep_raw(m, b, record->qkv, &w);
             attend_all(m, i, b, &w);
+            if (b->record) keep_attention(m, b, record, &w);
             project(&layer->out, w.attended, rows, attended, w.hidden, 1);
             norm_rows(m, b, layer->mlp_norm, record->between, &w);
-            gated_panels(layer, m, b, record->gate_up, &w);
-            project(&layer->down, w.gate, rows, w.gate_stride, w.hidden, 1);
+            gated_panels(layer, m, rows, &w);
+            if (b->record) keep_gates(m, b, record->gate_up, &w);
+            project(&layer->down, w.gated, rows, w.gate_stride, w.hidden, 1);
         }
         norm_rows(m, b, m->norm, b->record ? b->record->last : NULL, &w);
         project(&m->head, w.normed, rows, hidden, logits, 0);
