@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,17 +16,16 @@ from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import check_trainable
 from polyopt.models.matrix_products import fast_linear
-from polyopt.models.packing import Rows, longest_row, micro_batches, rows_of, shared_micro_batches
+from polyopt.models.packing import longest_row, micro_batches, rows_of, shared_micro_batches
 from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
-from polyopt.models.quiet import no_progress_bars
 from polyopt.models.recorder import Recorder
 from polyopt.models.reference import Reference, prepare_reference
+from polyopt.models.saving import save_policy
 from polyopt.models.scoring import Scorer
 from polyopt.models.shared_prefix import checkpoint_contexts
 from polyopt.objectives.protocol import Evaluation
 
 Precision = Literal["float32", "bfloat16"]
-VALUE_HEAD_FILE = "value_head.safetensors"
 
 
 class ValueHead(nn.Module):
@@ -89,7 +87,7 @@ class Policy:
             _enable_checkpointing(model)
         self._scorer = Scorer(model, share_prefix=shared_prefix)
         stack = self._scorer.packed.stack if shared_prefix else None
-        self.recorder = None if stack is None else Recorder(stack)
+        self.recorder = None if stack is None else Recorder(stack, model)
         self._reference: Reference | None = None
         self.settle()
 
@@ -258,38 +256,16 @@ class Policy:
         if self.recorder is None or self.precision != "float32":
             yield
             return
-        self.recorder.begin(most_tokens, self.version, self._mark())
+        self.recorder.begin(most_tokens, self.version)
         try:
             yield
         finally:
             self.recorder.end()
 
-    def _mark(self) -> Hashable:
-        """Changes with the weights.
-
-        Optimizers raise `version`; whoever writes to weights otherwise raises their counters.
-        """
-        return self.version, *((p.data_ptr(), p._version) for p in self.model.parameters())
-
     def _recorded(self) -> Recorder | None:
         """The recorder, if what it has was computed with the present weights."""
         recorder = self.recorder
-        return recorder if recorder is not None and recorder.holds(self._mark()) else None
-
-    def _checked(self, rows: Rows) -> Recorder | None:
-        """The recorder, after a look at one row now and then: is it what the model computes?"""
-        recorder = self._recorded()
-        if recorder is None or not recorder.due(self.version):
-            return recorder
-        row = next((r for r in rows.each() if bool(recorder.known(r).all())), None)
-        if row is not None:
-            with torch.no_grad():
-                recorder.check(
-                    self.version,
-                    self._scorer.hidden_states(row, recorder),
-                    self._scorer.plain_hidden_states(row),
-                )
-        return self._recorded()
+        return recorder if recorder is not None and recorder.holds(self.version) else None
 
     def prepare_reference(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Make the present weights, or given ones, the reference policy; a second call moves it.
@@ -367,21 +343,9 @@ class Policy:
                 head to `folder/value_head.safetensors`.
             merged: With LoRA, also write the model with the adapter merged into it.
         """
-        from safetensors.torch import save_file
-
-        folder = Path(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        lora = hasattr(self.model, "peft_config")
-        with no_progress_bars():
-            if lora:
-                self.model.save_pretrained(str(folder / "adapter"))
-            if merged or not lora:
-                whole = _merged(self.model) if lora else self.model
-                whole.save_pretrained(str(folder))
-                self.tokenizer.save_pretrained(str(folder))
-        if self.value_head is not None:
-            weights = {k: v.cpu().contiguous() for k, v in self.value_head.state_dict().items()}
-            save_file(weights, str(folder / VALUE_HEAD_FILE))
+        save_policy(
+            Path(folder), self.model, self.tokenizer, value_head=self.value_head, merged=merged
+        )
 
     def _trained(self) -> dict[str, nn.Parameter]:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
@@ -396,7 +360,7 @@ class Policy:
         needs = {"hidden"} if {"values", "uniform_value"} & set(want) else set()
         plain = self.precision == "float32" and self.device.type == "cpu"
         with self.autocast(), fast_linear(plain):
-            recorder = self._checked(rows) if scorer is self._scorer else None
+            recorder = self._recorded() if scorer is self._scorer else None
             scores = scorer(rows, distribution, needs | ({"entropy"} & set(want)), recorder)
         flat = {"logp": scores.logp, "entropy": scores.entropy}
         if "values" in want and self.value_head is not None and scores.hidden is not None:
@@ -441,10 +405,3 @@ def _enable_checkpointing(model: Any) -> None:
             for name, value in list(vars(module).items()):
                 if "dropout" in name and isinstance(value, float):
                     setattr(module, name, 0.0)
-
-
-def _merged(model: Any) -> Any:
-    """A copy of a peft model as a plain model with the adapter merged in, in float32 sums."""
-    stored = {p.dtype for p in model.parameters() if not p.requires_grad}
-    whole = copy.deepcopy(model).to("cpu").float().merge_and_unload()
-    return whole.to(stored.pop()) if len(stored) == 1 else whole

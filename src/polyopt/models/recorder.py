@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 
 from polyopt.models.activations import Activations, LayerActivations
 from polyopt.models.block_stack import BlockStack
@@ -73,8 +73,9 @@ class Recorder:
         trusted: The recorded hidden states have been the model's own up to rounding.
     """
 
-    def __init__(self, stack: BlockStack) -> None:
+    def __init__(self, stack: BlockStack, model: nn.Module) -> None:
         self.stack = stack
+        self._model = model
         self.open = False
         self.version = -1
         self.trusted = True
@@ -94,14 +95,14 @@ class Recorder:
         self._steps: list[tuple[Integers, Integers, Integers]] = []
         self._index: dict[Ids, dict[bytes, Fed]] = {}
 
-    def begin(self, most_tokens: int, version: int, mark: Hashable) -> None:
-        """Record from now on, at most this many tokens, under weights of this version and mark."""
+    def begin(self, most_tokens: int, version: int) -> None:
+        """Record from now on, at most this many tokens, under weights of this version."""
         self.forget()
         if most_tokens > self._capacity:
             self.activations = self.stack.room_for(most_tokens)
             self._capacity = most_tokens
         self.most_tokens = most_tokens
-        self.version, self._mark = version, mark
+        self.version, self._mark = version, self._marked()
         self.open = True
 
     def end(self) -> None:
@@ -116,17 +117,25 @@ class Recorder:
         for track, (ids, at) in zip(self._tracks, pairs, strict=True):
             self._index.setdefault(track.prompt, {})[ids.tobytes()] = Fed(ids, at)
 
-    def holds(self, mark: Hashable) -> bool:
-        """Whether something is known that was computed with weights of this mark."""
-        return self.trusted and bool(self._index) and self._mark == mark
+    def holds(self, version: int) -> bool:
+        """Whether something is known that was computed with the present weights.
 
-    def due(self, version: int) -> bool:
+        Optimizers raise `version`; whoever writes to weights otherwise raises their counters.
+        """
+        known = self.trusted and bool(self._index) and self.version == version
+        return known and self._mark == self._marked()
+
+    def _marked(self) -> Hashable:
+        return tuple((p.data_ptr(), p._version) for p in self._model.parameters())
+
+    @property
+    def due(self) -> bool:
         """Whether it is time to compare what is recorded with what the model computes."""
-        return self._checked is None or version - self._checked >= CHECK_EVERY
+        return self._checked is None or self.version - self._checked >= CHECK_EVERY
 
-    def check(self, version: int, recorded: Tensor, computed: Tensor) -> None:
+    def check(self, recorded: Tensor, computed: Tensor) -> None:
         """Trust the record no longer if it isn't what the model computes, rounding apart."""
-        self._checked = version
+        self._checked = self.version
         gap = (recorded - computed).abs().max() / computed.abs().max()
         self.trusted = bool(gap <= TOLERANCE)
 

@@ -13,10 +13,11 @@ from torch import Tensor, nn
 
 from polyopt.distribution import Distribution
 from polyopt.errors import UserError
+from polyopt.models.activations import Activations
 from polyopt.models.log_probs import log_probs, log_probs_from_logits
 from polyopt.models.packing import Rows
 from polyopt.models.recorder import Recorder
-from polyopt.models.shared_prefix import PackedDecoder, pack
+from polyopt.models.shared_prefix import Packed, PackedDecoder, pack
 
 
 @dataclass(frozen=True)
@@ -123,9 +124,21 @@ class Scorer:
         """Last hidden states [M, H] that predict the rows' tokens."""
         if len(rows.row) and self.packs(rows.input_ids.shape[1]):
             packed = pack(rows)
-            known = None if recorder is None else recorder.of(rows, packed)
+            known = None if recorder is None else self._known(recorder, rows, packed)
             return self.packed(packed, known)
         return self.plain_hidden_states(rows)
+
+    def _known(self, recorder: Recorder, rows: Rows, packed: Packed) -> Activations | None:
+        """Recorded activations; now and then a row is computed as well: are they the model's?"""
+        known = recorder.of(rows, packed)
+        if known is None or not recorder.due:
+            return known
+        row = next(rows.each())
+        only = pack(row)
+        with torch.no_grad():
+            recorded = self.packed(only, recorder.of(row, only))
+            recorder.check(recorded, self.plain_hidden_states(row))
+        return known if recorder.trusted else None
 
     def plain_hidden_states(self, rows: Rows) -> Tensor:
         """The same by the decoder's own forward."""
