@@ -249,10 +249,10 @@ def test_benchmarks_that_fail_or_hang_lose_nothing_of_the_others(
         (tmp_path / f"{name}.py").write_text(text)
     monkeypatch.setattr(run, "HERE", tmp_path)
     out = tmp_path / "lines"
-    assert run.main([*SCRIPTS, "--out", str(out), "--limit", "0.02"]) == 1
+    assert run.main([*SCRIPTS, "--out", str(out), "--limit", "0.05"]) == 1
     assert [line["error"] for line in lines(out)] == [
         "ended with exit code 3",
-        "stopped after 0.02 minutes",
+        "stopped after 0.05 minutes",
         "E: no",
         "",
     ]
