@@ -22,16 +22,16 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import gpu_parts
 import torch
 from gpu_setting import Setting, setting
-from harness import Comparison, emit, machine, parse, parser
+from harness import Comparison, attempt, fail, machine, parse, parser
 from run import table
 
 SHARE = 0.4
@@ -47,36 +47,34 @@ def time_box(given: Setting, options: argparse.Namespace) -> int:
         if options.parts and name not in options.parts:
             continue
         if left < least and not options.dry:
-            complain(name, f"left out: {left:.0f} s of the budget left, {least} wanted", options)
+            error = f"left out: {left:.0f} s of the budget left, {least} wanted"
+            fail("gpu", name, error, options.out)
             missed += 1
             continue
         limit = min(left, SHARE * options.budget)
-        missed += not attempt(name, lambda p=part: p(given), limit, options)  # type: ignore[misc]
+        missed += not boxed(name, partial(part, given), limit, options)
     return missed
 
 
-def attempt(
+def boxed(
     name: str,
     part: Callable[[], Iterable[Comparison]],
     limit: float,
     options: argparse.Namespace,
 ) -> bool:
-    """Run one part and write its lines, or a line with its error; whether it went well."""
+    """Attempt one part within its time limit, and leave no memory to the next."""
     start = time.monotonic()
-    try:
+
+    def measure() -> Iterator[Comparison]:
         with alarm(limit):
-            for comparison in part():
-                emit(comparison, options)
-        return True
-    except Exception as error:
-        traceback.print_exc()
-        complain(name, f"{type(error).__name__}: {error}"[:500], options)
-        return False
-    finally:
-        print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
-        gc.collect()
-        if torch.cuda.is_available():
-            torch.cuda.empty_cache()
+            yield from part()
+
+    went = attempt("gpu", name, measure, options)
+    print(f"{name}: {time.monotonic() - start:.0f} s", file=sys.stderr, flush=True)
+    gc.collect()
+    if torch.cuda.is_available():
+        torch.cuda.empty_cache()
+    return went
 
 
 @contextmanager
@@ -93,14 +91,6 @@ def alarm(limit: float) -> Iterator[None]:
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-
-
-def complain(name: str, error: str, options: argparse.Namespace) -> None:
-    """Write a line for a part that gave no figure."""
-    line = json.dumps({"benchmark": "gpu", "workload": name, "error": error})
-    print(line, flush=True)
-    with options.out.open("a", encoding="utf-8") as file:
-        file.write(line + "\n")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import importlib.util
 from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Any
 
 import gpu_peers
@@ -16,12 +17,10 @@ import torch
 import train
 import workers
 from gpu_setting import Setting
-from harness import Comparison, Side, alternate, rates, seconds
+from harness import Comparison, Side, against_limit, in_turns, rates, seconds
 from workloads import trainer_of
 
-from polyopt.engines.protocol import SampleRequest
-
-READ_GOAL, SAMPLE_GOAL, TRAIN_GOAL = 0.6, 0.5, 0.6
+READ_GOAL, SAMPLE_GOAL = 0.6, 0.5
 
 
 def sampling(given: Setting) -> Iterator[Comparison]:
@@ -35,13 +34,12 @@ def sampling(given: Setting) -> Iterator[Comparison]:
     low, high = min(given.options.batches), max(given.options.batches)
     weights = limits.weights_read(model)
     took = sample.step_seconds(model, low, given.options)
-    bytes_read = rates("polyopt", weights * 2 / 1e9, took)
-    name = f"batch {low} against memory bandwidth"
-    yield _share("sample", name, "GB/s", bytes_read, read / 1e9, READ_GOAL)
+    ours, limit = rates("polyopt", weights * 2 / 1e9, took), Side("memory bandwidth", [read / 1e9])
+    yield against_limit("sample", f"batch {low}", "GB/s", ours, limit, goal=READ_GOAL)
     took = sample.step_seconds(model, high, given.options)
-    flop = rates("polyopt", 2 * weights * high / 1e9, took)
-    name = f"batch {high} against matrix products"
-    yield _share("sample", name, "GFLOP/s", flop, peak / 1e9, SAMPLE_GOAL)
+    ours = rates("polyopt", 2 * weights * high / 1e9, took)
+    limit = Side("matrix products", [peak / 1e9])
+    yield against_limit("sample", f"batch {high}", "GFLOP/s", ours, limit, goal=SAMPLE_GOAL)
 
 
 def continuous(given: Setting) -> Iterator[Comparison]:
@@ -67,17 +65,8 @@ def vllm(given: Setting) -> Iterator[Comparison]:
     for batch in options.batches[:2]:
         prompts = sample.prompts_of(batch, options.prompt, vocabulary)
         ours = sample.engine_call(policy.model, prompts, options.tokens)
-        requests = [
-            SampleRequest(tuple(p), seed=i, max_tokens=options.tokens)
-            for i, p in enumerate(prompts)
-        ]
-        times = alternate(
-            {
-                "polyopt": lambda c=ours: seconds(c),  # type: ignore[misc]
-                "vllm": lambda r=requests: seconds(lambda: peer.sample(r)),  # type: ignore[misc]
-            },
-            options.repeats,
-        )
+        theirs = partial(peer.sample, sample.requests_of(prompts, options.tokens))
+        times = in_turns({"polyopt": ours, "vllm": theirs}, options)
         sides = {n: rates(n, batch * options.tokens, t) for n, t in times.items()}
         yield sample.line(batch, "vllm", sides, "", options)
 
@@ -131,10 +120,7 @@ def training(given: Setting) -> Iterator[Comparison]:
     own = dataclasses.replace(work, prompts=work.rows, rollouts=1)
     peak = product_rate(given)
     for name, sizes in (("shared", work), ("own", own)):
-        comparison, times = train.compare(policy, name, sizes, given.options)
-        yield comparison
-        flop = train.useful_flop(policy.model, sizes)
-        yield train.against_machine(name, flop, times, peak, sizes)
+        yield from train.measure(policy, name, sizes, peak, given.options)
 
 
 def bandwidth(given: Setting) -> float:
@@ -159,15 +145,6 @@ def _product_rate(shape: tuple[int, int, int], device: str) -> float:
     a = torch.randn(rows, inner, device=device, dtype=torch.bfloat16)
     b = torch.randn(columns, inner, device=device, dtype=torch.bfloat16)
     return 2 * rows * inner * columns / limits.best((lambda: a @ b.t(),), "wall")
-
-
-def _share(
-    benchmark: str, workload: str, unit: str, ours: Side, limit: float, goal: float
-) -> Comparison:
-    """A line against a limit of the GPU."""
-    name = workload.split(" against ")[1]
-    other = Side(name, [limit])
-    return Comparison(benchmark, workload, unit, ours, other, ours.median / limit, goal=goal)
 
 
 PARTS: tuple[tuple[str, float, Callable[[Setting], Iterator[Comparison]]], ...] = (

@@ -9,8 +9,10 @@ import platform
 import re
 import statistics
 import time
-from collections.abc import Callable, Mapping, Sequence
+import traceback
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
@@ -94,13 +96,68 @@ class Comparison:
         }
 
 
-def emit(comparison: Comparison, options: argparse.Namespace) -> None:
-    """Print the JSON line, and append it to `--out`."""
-    line = json.dumps(comparison.record(options))
+def against_limit(
+    benchmark: str,
+    workload: str,
+    unit: str,
+    ours: Side,
+    limit: Side,
+    *,
+    goal: float,
+    details: Mapping[str, Any] | None = None,
+) -> Comparison:
+    """Our side as a share of what the machine can do."""
+    return Comparison(
+        benchmark,
+        f"{workload} against {limit.name}",
+        unit,
+        ours,
+        limit,
+        ours.median / limit.median,
+        goal=goal,
+        details=details or {},
+    )
+
+
+def attempt(
+    benchmark: str,
+    workload: str,
+    measure: Callable[[], Iterable[Comparison]],
+    options: argparse.Namespace,
+) -> bool:
+    """Measure and write the lines, or a line with the error; whether it went well."""
+    try:
+        for comparison in measure():
+            write(comparison.record(options), options.out)
+    except Exception as error:
+        traceback.print_exc()
+        fail(benchmark, workload, f"{type(error).__name__}: {error}"[:500], options.out)
+        return False
+    return True
+
+
+def attempt_all(
+    benchmark: str,
+    measures: Mapping[str, Callable[[], Iterable[Comparison]]],
+    options: argparse.Namespace,
+) -> bool:
+    """Attempt each workload, also after one that failed; whether all went well."""
+    went = [attempt(benchmark, name, measure, options) for name, measure in measures.items()]
+    return all(went)
+
+
+def fail(benchmark: str, workload: str, error: str, out: Path | None) -> None:
+    """Write a line for what gave no figure."""
+    write({"benchmark": benchmark, "workload": workload, "error": error}, out)
+
+
+def write(record: Mapping[str, Any], out: Path | None) -> None:
+    """Print a JSON line, and append it to the file if there is one."""
+    line = json.dumps(record)
     print(line, flush=True)
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        with options.out.open("a", encoding="utf-8") as file:
+    if out is not None:
+        out.parent.mkdir(parents=True, exist_ok=True)
+        with out.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
 
@@ -148,6 +205,14 @@ def alternate(
         for name, measure in sides.items():
             found[name].append(measure())
     return {name: values[warmup:] for name, values in found.items()}
+
+
+def in_turns(
+    calls: Mapping[str, Callable[[], Any]], options: argparse.Namespace
+) -> dict[str, list[float]]:
+    """Times of all calls, measured in turns."""
+    timed = {name: partial(seconds, call, options.clock) for name, call in calls.items()}
+    return alternate(timed, options.repeats)
 
 
 def rates(name: str, work: float, times: Sequence[float]) -> Side:

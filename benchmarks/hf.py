@@ -10,6 +10,8 @@ from torch import Tensor
 
 PAGE = 32
 """Tokens of a page of the continuous-batching cache."""
+SAMPLING = {"do_sample": True, "top_k": 0, "top_p": 1.0, "temperature": 1.0, "pad_token_id": 0}
+"""Draws from the model's whole distribution."""
 
 
 def never_stop(model: Any) -> None:
@@ -27,14 +29,7 @@ def generate_call(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> 
 
     def call() -> Any:
         found = model.generate(
-            input_ids=ids,
-            attention_mask=attended,
-            do_sample=True,
-            top_k=0,
-            top_p=1.0,
-            temperature=1.0,
-            max_new_tokens=tokens,
-            pad_token_id=0,
+            input_ids=ids, attention_mask=attended, max_new_tokens=tokens, **SAMPLING
         )
         if found.shape[1] != width + tokens:
             raise RuntimeError(f"generate gave {found.shape[1] - width} tokens, not {tokens}")
@@ -60,15 +55,7 @@ def continuous_call(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -
         num_blocks=max(pages, 8),
         max_batch_tokens=max(256, len(prompts)),
     )
-    sampling = GenerationConfig(
-        do_sample=True,
-        top_k=0,
-        top_p=1.0,
-        temperature=1.0,
-        max_new_tokens=tokens,
-        eos_token_id=-1,
-        pad_token_id=0,
-    )
+    sampling = GenerationConfig(max_new_tokens=tokens, eos_token_id=-1, **SAMPLING)
 
     def call() -> Any:
         found = model.generate_batch(

@@ -12,11 +12,13 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
-from harness import Comparison, Side, emit, parse, parser
+from harness import Comparison, Side, attempt_all, parse, parser
 from workers import Worker, installed_trl
 from workloads import Workload, save_model
 
@@ -106,21 +108,26 @@ def over_groups(base: Workload, groups: Sequence[int], options: argparse.Namespa
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the JSON lines."""
+def measure(name: str, options: argparse.Namespace) -> Iterator[Comparison]:
+    """The comparisons of one workload, or those of groups."""
+    if name == "groups":
+        base, groups = (QUICK_BASE, QUICK_GROUPS) if options.quick else (GROUP_BASE, GROUPS)
+        yield over_groups(base, groups, options)
+    else:
+        work = (QUICK if options.quick else WORKLOADS)[name]
+        peers = list(PEERS) if name == "a" else ["trl"]
+        yield from against_trl(name, work, peers, options)
+
+
+def main(arguments: Sequence[str] | None = None) -> bool:
+    """Print the JSON lines; whether all went well."""
     made = parser(__doc__, repeats=1)
     made.add_argument("--workload", nargs="*", choices=[*WORKLOADS, "groups"])
     options = parse(made, arguments)
-    chosen = options.workload or [*WORKLOADS, "groups"]
-    for name, work in (QUICK if options.quick else WORKLOADS).items():
-        if name in chosen:
-            peers = list(PEERS) if name == "a" else ["trl"]
-            for comparison in against_trl(name, work, peers, options):
-                emit(comparison, options)
-    if "groups" in chosen:
-        base, groups = (QUICK_BASE, QUICK_GROUPS) if options.quick else (GROUP_BASE, GROUPS)
-        emit(over_groups(base, groups, options), options)
+    names = options.workload or [*WORKLOADS, "groups"]
+    measures = {name: partial(measure, name, options) for name in names}
+    return attempt_all("memory", measures, options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

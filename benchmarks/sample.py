@@ -14,12 +14,24 @@ from __future__ import annotations
 
 import argparse
 import statistics
+import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import hf
 import limits
-from harness import Comparison, Side, alternate, emit, parse, parser, rates, seconds
+from harness import (
+    Comparison,
+    Side,
+    against_limit,
+    attempt_all,
+    in_turns,
+    parse,
+    parser,
+    rates,
+    seconds,
+)
 from workloads import policy_of
 
 from polyopt.engines.local import LocalEngine
@@ -42,10 +54,15 @@ def prompts_of(batch: int, length: int, vocabulary: int) -> list[list[int]]:
     return made[:batch]
 
 
+def requests_of(prompts: Sequence[Sequence[int]], tokens: int) -> list[SampleRequest]:
+    """A request for `tokens` tokens for every prompt."""
+    return [SampleRequest(tuple(p), seed=i, max_tokens=tokens) for i, p in enumerate(prompts)]
+
+
 def engine_call(model: Any, prompts: Sequence[Sequence[int]], tokens: int) -> Callable[[], Any]:
     """The engine's sampling of exactly `tokens` tokens for every prompt."""
     engine = LocalEngine(model, lambda ids: "", cache_bytes=8 << 30)
-    requests = [SampleRequest(tuple(p), seed=i, max_tokens=tokens) for i, p in enumerate(prompts)]
+    requests = requests_of(prompts, tokens)
     return lambda: engine.sample(requests)
 
 
@@ -62,10 +79,7 @@ def compare(model: Any, batch: int, options: argparse.Namespace) -> list[Compari
         except Exception as error:
             note = f"generate_batch fails here: {type(error).__name__}: {error}"
     try:
-        times = alternate(
-            {n: lambda c=call: seconds(c, options.clock) for n, call in calls.items()},  # type: ignore[misc]
-            options.repeats,
-        )
+        times = in_turns(calls, options)
     finally:
         hf.end_continuous(model)
     work = batch * options.tokens
@@ -105,37 +119,22 @@ def against_machine(model: Any, options: argparse.Namespace) -> list[Comparison]
     low, high = min(options.batches), max(options.batches)
     weights = limits.weights_read(model)
     details = {"model": options.model, "weights": weights}
+    made = partial(against_limit, "sample", details=details)
     read = limits.bandwidth(options.clock, options.quick)
     shapes = limits.layer_shapes(model.config, 1024)
     peak = limits.product_rate(shapes, options.clock, options.quick)
+    bandwidth = Side("memory bandwidth", [read / 1e9])
+    products = Side("matrix products", [peak / 1e9])
     bytes_read = rates("polyopt", weights * 4 / 1e9, step_seconds(model, low, options))
     flop = rates("polyopt", 2 * weights * high / 1e9, step_seconds(model, high, options))
     return [
-        Comparison(
-            "sample",
-            f"batch {low} against memory bandwidth",
-            "GB/s",
-            bytes_read,
-            Side("memory bandwidth", [read / 1e9]),
-            bytes_read.median * 1e9 / read,
-            goal=READ_GOAL,
-            details=details,
-        ),
-        Comparison(
-            "sample",
-            f"batch {high} against matrix products",
-            "GFLOP/s",
-            flop,
-            Side("matrix products", [peak / 1e9]),
-            flop.median * 1e9 / peak,
-            goal=PRODUCT_GOAL,
-            details=details,
-        ),
+        made(f"batch {low}", "GB/s", bytes_read, bandwidth, goal=READ_GOAL),
+        made(f"batch {high}", "GFLOP/s", flop, products, goal=PRODUCT_GOAL),
     ]
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the JSON lines."""
+def main(arguments: Sequence[str] | None = None) -> bool:
+    """Print the JSON lines; whether all went well."""
     made = parser(__doc__)
     made.add_argument("--model", default="smollm2")
     made.add_argument("--batches", type=int, nargs="+", default=[1, 8, 32, 128])
@@ -150,12 +149,10 @@ def main(arguments: Sequence[str] | None = None) -> None:
         options.prompt, options.tokens = 8, 4
     model = policy_of(options.model).model.eval()
     hf.never_stop(model)
-    for batch in options.batches:
-        for comparison in compare(model, batch, options):
-            emit(comparison, options)
-    for comparison in against_machine(model, options):
-        emit(comparison, options)
+    measures = {f"batch {n}": partial(compare, model, n, options) for n in options.batches}
+    measures["the machine"] = partial(against_machine, model, options)
+    return attempt_all("sample", measures, options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

@@ -14,12 +14,14 @@ import argparse
 import dataclasses
 import gc
 import statistics
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
-from harness import Comparison, Side, emit, parse, parser, seconds
+from harness import Comparison, Side, attempt_all, parse, parser, seconds
 from workloads import Workload, llama, policy_of, trainer_of
 
 from polyopt.report.intervals import Estimate
@@ -100,7 +102,7 @@ def fit(x: Sequence[float], y: Sequence[float]) -> Fit:
     return Fit(float(a), float(b), (ys / (a + b * xs)).tolist())
 
 
-def measure(sweep: Sweep, options: argparse.Namespace) -> Comparison:
+def measure(sweep: Sweep, options: argparse.Namespace) -> list[Comparison]:
     """One sweep: its fit, and the worst point."""
     x = [value for value, _ in sweep.points]
     samples = [step_seconds(work, options) for _, work in sweep.points]
@@ -118,7 +120,7 @@ def measure(sweep: Sweep, options: argparse.Namespace) -> Comparison:
         }
         for (v, w), t, o in zip(sweep.points, samples, line.over, strict=True)
     ]
-    return Comparison(
+    made = Comparison(
         "scaling",
         sweep.axis,
         "s",
@@ -129,6 +131,7 @@ def measure(sweep: Sweep, options: argparse.Namespace) -> Comparison:
         better="lower",
         details={"a": line.a, "b": line.b, "cliffs": _cliffs(x, line), "points": rows},
     )
+    return [made]
 
 
 def _cliffs(x: Sequence[float], line: Fit) -> list[float]:
@@ -156,17 +159,20 @@ def draw(sweep: Sweep, y: Sequence[float], line: Fit, out: Path) -> None:
     out.write_text(picture.text(), encoding="utf-8")
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a JSON line for each sweep."""
+def main(arguments: Sequence[str] | None = None) -> bool:
+    """Print a JSON line for each sweep; whether all went well."""
     made = parser(__doc__, repeats=2)
     made.add_argument("--model", default="smollm2", help="of the sweeps over tokens and group")
     made.add_argument("--sweep", nargs="+", choices=["tokens", "group", "model"])
     made.add_argument("--plot", help="write PLOT-AXIS.svg for each sweep")
     options = parse(made, arguments)
-    for sweep in sweeps(options.quick, options.model):
-        if options.sweep is None or sweep.axis in options.sweep:
-            emit(measure(sweep, options), options)
+    measures = {
+        sweep.axis: partial(measure, sweep, options)
+        for sweep in sweeps(options.quick, options.model)
+        if options.sweep is None or sweep.axis in options.sweep
+    }
+    return attempt_all("scaling", measures, options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

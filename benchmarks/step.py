@@ -19,19 +19,21 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
 import tempfile
 from collections.abc import Sequence
 from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 
-from harness import Comparison, Side, alternate, emit, parse, parser
+from harness import Comparison, Side, alternate, attempt_all, parse, parser
 from workers import Step, Worker, installed_trl
 from workloads import QUICK_STEPS, STEPS, Workload, save_model
 
 GOALS = {"a": 6.0, "b": 12.0, "c": 5.0, "d": 5.0}
 
 
-def compare(name: str, work: Workload, options: argparse.Namespace) -> Comparison:
+def compare(name: str, work: Workload, options: argparse.Namespace) -> list[Comparison]:
     """Both sides' seconds per step of one workload."""
     trl = installed_trl()
     sides = [s for s in ("polyopt", "trl") if options.only in (None, s)]
@@ -49,17 +51,14 @@ def compare(name: str, work: Workload, options: argparse.Namespace) -> Compariso
             peaks |= memory
     measured = {s: Side({"trl": trl or ""}.get(s, s), times) for s, times in found.items()}
     ours, peer = measured.get("polyopt"), measured.get("trl")
-    return Comparison(
-        "step",
-        name,
-        "s",
-        ours,
-        peer,
-        peer.median / ours.median if ours and peer else None,
-        goal=GOALS[name],
-        note="" if ours and peer else "one side only" if options.only else "TRL isn't installed",
-        details={"sizes": str(work), "peer_rows": work.peer_rows, "peak_gb": peaks},
-    )
+    note = "" if ours and peer else "one side only" if options.only else "TRL isn't installed"
+    ratio = peer.median / ours.median if ours and peer else None
+    details = {"sizes": str(work), "peer_rows": work.peer_rows, "peak_gb": peaks}
+    return [
+        Comparison(
+            "step", name, "s", ours, peer, ratio, goal=GOALS[name], note=note, details=details
+        )
+    ]
 
 
 def measure(
@@ -76,19 +75,21 @@ def measure(
     return found, {side: round(step.peak_gb, 2) for side, step in last.items()}
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print a JSON line for each workload."""
+def main(arguments: Sequence[str] | None = None) -> bool:
+    """Print a JSON line for each workload; whether all went well."""
     made = parser(__doc__)
     made.add_argument("--workload", choices=STEPS, nargs="+", default=list(STEPS))
     made.add_argument("--only", choices=["polyopt", "trl"], help="one side alone")
     made.add_argument("--peer-rows", type=int, help="micro-batch of TRL in rows")
     options = parse(made, arguments)
+    measures = {}
     for name in options.workload:
         work = (QUICK_STEPS if options.quick else STEPS)[name]
         if options.peer_rows:
             work = dataclasses.replace(work, peer_rows=options.peer_rows)
-        emit(compare(name, work, options), options)
+        measures[name] = partial(compare, name, work, options)
+    return attempt_all("step", measures, options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

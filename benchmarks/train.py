@@ -16,13 +16,15 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-from collections.abc import Sequence
+import sys
+from collections.abc import Iterator, Sequence
+from functools import partial
 from typing import Any
 
 import hf
 import limits
 import torch
-from harness import Comparison, Side, alternate, emit, parse, parser, rates, seconds
+from harness import Comparison, Side, against_limit, attempt_all, in_turns, parse, parser, rates
 from workloads import Workload, policy_of
 
 from polyopt.batch import Batch
@@ -96,13 +98,7 @@ def compare(
     batch = batch_of(prompts, completions)
     learner = learner_of(policy)
     peer = hf.loss_call(policy.model, prompts, completions, options.peer_rows, policy.autocast)
-    times = alternate(
-        {
-            "polyopt": lambda: seconds(lambda: learner.gradient(batch), options.clock),
-            "transformers": lambda: seconds(peer, options.clock),
-        },
-        options.repeats,
-    )
+    times = in_turns({"polyopt": lambda: learner.gradient(batch), "transformers": peer}, options)
     ours, other = (rates(side, work.tokens, samples) for side, samples in times.items())
     details = {"sizes": str(work), "peer_rows": options.peer_rows}
     made = Comparison(
@@ -121,21 +117,28 @@ def against_machine(
     name: str, flop: int, times: Sequence[float], peak: float, work: Workload
 ) -> Comparison:
     """FLOP per second on useful tokens against the rate of matrix products."""
-    ours = rates("polyopt", flop / 1e9, times)
-    return Comparison(
+    return against_limit(
         "train",
-        f"{name} prompts against matrix products",
+        f"{name} prompts",
         "GFLOP/s",
-        ours,
+        rates("polyopt", flop / 1e9, times),
         Side("matrix products", [peak / 1e9]),
-        ours.median * 1e9 / peak,
         goal=PRODUCT_GOAL,
         details={"sizes": str(work), "useful_gflop": round(flop / 1e9, 3)},
     )
 
 
-def main(arguments: Sequence[str] | None = None) -> None:
-    """Print the JSON lines."""
+def measure(
+    policy: Policy, name: str, work: Workload, peak: float, options: argparse.Namespace
+) -> Iterator[Comparison]:
+    """One workload against the peer, then against the machine."""
+    comparison, times = compare(policy, name, work, options)
+    yield comparison
+    yield against_machine(name, useful_flop(policy.model, work), times, peak, work)
+
+
+def main(arguments: Sequence[str] | None = None) -> bool:
+    """Print the JSON lines; whether all went well."""
     made = parser(__doc__)
     made.add_argument("--model", default="smollm2")
     made.add_argument("--prompts", type=int, default=4)
@@ -158,12 +161,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     policy = policy_of(options.model)
     shapes = limits.layer_shapes(policy.model.config, 2048)
     peak = limits.product_rate(shapes, options.clock, options.quick)
-    for name, work in (("shared", shared), ("own", own)):
-        comparison, times = compare(policy, name, work, options)
-        emit(comparison, options)
-        flop = useful_flop(policy.model, work)
-        emit(against_machine(name, flop, times, peak, work), options)
+    measures = {
+        name: partial(measure, policy, name, work, peak, options)
+        for name, work in (("shared", shared), ("own", own))
+    }
+    return attempt_all("train", measures, options)
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(not main())

@@ -38,8 +38,9 @@ def cli_page() -> str:
         lines.append("| option | meaning |\n|---|---|\n")
         for action in command._actions:
             lines.append(f"| {_option(action)} | {_escaped(action.help or '')} |\n")
-    lines.append("\nExit codes: 0 done, 2 something in the input can't be used (the message says ")
-    lines.append("what, and the way out), 130 stopped by Ctrl-C.\n")
+    lines.append("\nExit codes: 0 done, 1 a serious finding of `doctor` or a failed cell of ")
+    lines.append("`compare`, 2 something in the input can't be used (the message says what, and ")
+    lines.append("the way out), 130 stopped by Ctrl-C.\n")
     return "".join(lines)
 
 

@@ -218,6 +218,51 @@ def test_a_part_that_takes_too_long_is_stopped() -> None:
         time.sleep(10)
 
 
+def test_a_workload_that_fails_leaves_its_error_and_the_next_runs(tmp_path: Path) -> None:
+    def fails() -> Any:
+        raise MemoryError("too large")
+
+    side = harness.Side("side", [2.0])
+    made = harness.Comparison("b", "good", "s", side, side, 1.0)
+    out = tmp_path / "lines"
+    options = harness.parser("doc").parse_args(["--out", str(out)])
+    assert not harness.attempt_all("b", {"bad": fails, "good": lambda: [made]}, options)
+    first, second = lines(out)
+    assert first == {"benchmark": "b", "workload": "bad", "error": "MemoryError: too large"}
+    assert second["workload"] == "good"
+    assert "MemoryError" in run.table([first, second])
+
+
+SCRIPTS = {
+    "step": "sys.exit(3)",
+    "sample": "time.sleep(60)",
+    "train": """open(out, 'a').write('{"benchmark": "train", "error": "E: no"}\\n'); sys.exit(1)""",
+    "memory": """open(out, 'a').write('{"benchmark": "memory", "error": ""}\\n')""",
+}
+
+
+def test_benchmarks_that_fail_or_hang_lose_nothing_of_the_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name, body in SCRIPTS.items():
+        text = f"import sys, time\nout = sys.argv[sys.argv.index('--out') + 1]\n{body}\n"
+        (tmp_path / f"{name}.py").write_text(text)
+    monkeypatch.setattr(run, "HERE", tmp_path)
+    out = tmp_path / "lines"
+    assert run.main([*SCRIPTS, "--out", str(out), "--limit", "0.05"]) == 1
+    assert [line["error"] for line in lines(out)] == [
+        "ended with exit code 3",
+        "stopped after 0.05 minutes",
+        "E: no",
+        "",
+    ]
+    assert "FAILED: step, sample, train\n" in capsys.readouterr().out
+
+
+def test_quick_lines_have_a_file_of_their_own() -> None:
+    assert run.results_file(quick=True) != run.results_file(quick=False)
+
+
 def test_a_new_run_replaces_only_its_own_lines(tmp_path: Path) -> None:
     out = tmp_path / "lines"
     out.write_text('{"benchmark": "step"}\n{"benchmark": "train"}\n')

@@ -32,7 +32,7 @@ from polyopt.prompts.sources import ShuffledEpochs
 from polyopt.rollouts.assemble import assemble
 from polyopt.rollouts.protocol import Rollout
 from polyopt.seeding import derive_seed
-from polyopt.updates.learner import TokenMeans
+from polyopt.updates.tally import TokenMeans
 from tests.tiny import tiny_policy
 
 

@@ -16,8 +16,10 @@ from polyopt.objectives.penalties import EntropyBonus
 from polyopt.objectives.protocol import Evaluation, TokenLoss
 from polyopt.objectives.surrogates import ClippedSurrogate
 from polyopt.trainer import Trainer
+from polyopt.updates.boundary_record import BoundaryRecord
 from polyopt.updates.learner import Learner
 from polyopt.updates.optimizers import AdamW, Constant
+from polyopt.updates.staleness import with_fresh
 from tests.tiny import TINY_NUMBERS, tiny_policy, tiny_task
 
 
@@ -56,14 +58,27 @@ OBJECTIVES = {
 }
 
 
+def plain_gradients(trainer: Trainer, objective: Objective, batch: Batch) -> list[Tensor]:
+    """Backward through one graph of the whole batch, from the loss to the weights."""
+    batch = objective.prepare(batch)
+    evaluation = trainer.policy.evaluate(batch, Distribution(), {"entropy"})
+    loss: Any = objective(evaluation, batch.replace(logp_old=evaluation.logp.detach())).loss
+    loss.backward()
+    found = [p.grad.clone() for p in trainer.policy.trainable_parameters() if p.grad is not None]
+    trainer.policy.model.zero_grad()
+    return found
+
+
+@pytest.mark.parametrize("micro_tokens", [40, 10_000])
+@pytest.mark.parametrize("route", ["gradient_in_one_pass", "gradient_through_boundary"])
 @pytest.mark.parametrize("name", OBJECTIVES)
-def test_both_routes_give_the_same_gradient(name: str) -> None:
+def test_both_routes_give_the_gradient_of_one_graph(
+    name: str, route: str, micro_tokens: int
+) -> None:
     trainer, batch = sampled_batch()
-    made = learner(trainer, OBJECTIVES[name], 10_000)
-    one_pass = gradients(made, batch, "gradient_in_one_pass")
-    made.optimizer.zero_grad()
-    boundary = gradients(made, batch, "gradient_through_boundary")
-    for a, b in zip(one_pass, boundary, strict=True):
+    wanted = plain_gradients(trainer, OBJECTIVES[name], batch)
+    found = gradients(learner(trainer, OBJECTIVES[name], micro_tokens), batch, route)
+    for a, b in zip(found, wanted, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
 
 
@@ -90,13 +105,10 @@ def test_a_coupled_objective_gets_its_exact_gradient_in_pieces() -> None:
 
     trainer, batch = sampled_batch()
     objective = Objective(surrogate=Spread())
+    wanted = plain_gradients(trainer, objective, batch)
     pieces = gradients(learner(trainer, objective, 40), batch)
-    trainer.policy.model.zero_grad()
-    evaluation = trainer.policy.evaluate(batch, Distribution(), ())
-    loss: Any = objective(evaluation, batch.replace(logp_old=evaluation.logp.detach())).loss
-    loss.backward()
-    for found, p in zip(pieces, trainer.policy.trainable_parameters(), strict=True):
-        torch.testing.assert_close(found, p.grad, rtol=1e-4, atol=1e-3)
+    for a, b in zip(pieces, wanted, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-3)
 
 
 def test_ratio_is_exactly_one_on_policy() -> None:
@@ -148,32 +160,9 @@ def test_a_sampler_is_taken_at_its_word_only_as_far_as_it_is_true(off: float) ->
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)
 
 
-def test_on_policy_the_boundary_costs_no_second_forward() -> None:
-    trainer, batch = sampled_batch()
-    calls = []
-    forward = trainer.policy.evaluate
-
-    def counted(part: Batch, *arguments: Any) -> Evaluation:
-        calls.append(len(part))
-        return forward(part, *arguments)
-
-    trainer.policy.evaluate = counted  # type: ignore[method-assign]
-    for micro_tokens in (10_000, 40):
-        calls.clear()
-        made = learner(trainer, OBJECTIVES["grpo"], micro_tokens)
-        made.gradient_through_boundary(made.objective.prepare(batch))
-        assert sum(calls) <= len(batch)
-
-
-def test_rows_without_gradient_are_not_run_and_nothing_changes() -> None:
-    trainer, batch = sampled_batch()
-    silent = batch.group == batch.group[0]
-    batch = batch.replace(advantages=batch["advantages"].masked_fill(silent[:, None], 0.0))
-    made = learner(trainer, OBJECTIVES["dr-grpo"], 10_000)
-    known = batch.replace(logp_old=made.log_probs(batch))
-    whole = gradients(made, known, "gradient_in_one_pass")
-    made.optimizer.zero_grad()
-    rows = []
+def rows_run(trainer: Trainer) -> list[int]:
+    """Filled with the number of rows of each forward from now on."""
+    rows: list[int] = []
     forward = trainer.policy.evaluate
 
     def counted(part: Batch, *arguments: Any) -> Evaluation:
@@ -181,7 +170,70 @@ def test_rows_without_gradient_are_not_run_and_nothing_changes() -> None:
         return forward(part, *arguments)
 
     trainer.policy.evaluate = counted  # type: ignore[method-assign]
-    found = gradients(made, batch, "gradient_in_one_pass")
+    return rows
+
+
+def test_on_policy_the_boundary_costs_no_second_forward() -> None:
+    trainer, batch = sampled_batch()
+    rows = rows_run(trainer)
+    for micro_tokens in (10_000, 40):
+        rows.clear()
+        made = learner(trainer, OBJECTIVES["grpo"], micro_tokens)
+        made.gradient_through_boundary(made.objective.prepare(batch))
+        assert sum(rows) <= len(batch)
+
+
+def test_a_trusted_sampler_is_still_measured() -> None:
+    trainer, batch = sampled_batch()
+    made = learner(trainer, OBJECTIVES["grpo"], 40)
+    batch = off_by(made.objective.prepare(with_fresh(batch)), 5e-5)
+    assert made.gradient_through_boundary(batch)["sampler_gap"] == pytest.approx(5e-5, rel=0.1)
+    assert made.trusts_sampler
+
+
+def test_a_sampler_that_was_wrong_once_is_not_asked_again() -> None:
+    trainer, batch = sampled_batch()
+    made = learner(trainer, OBJECTIVES["grpo"], 40)
+    made.record = BoundaryRecord()
+    batch = made.record.numbered(off_by(made.objective.prepare(with_fresh(batch)), 0.01))
+    rows = rows_run(trainer)
+    counts = []
+    for _ in range(2):
+        rows.clear()
+        metrics = made.gradient_through_boundary(batch)
+        assert metrics["sampler_gap"] == pytest.approx(0.01, rel=1e-3)
+        counts.append(sum(rows))
+    live = counts[0] - counts[1]
+    assert 0 < live <= len(batch)
+    assert counts[1] == len(batch) + live
+
+
+def test_what_was_found_at_a_wrong_sampler_is_forgotten() -> None:
+    trainer, batch = sampled_batch()
+    made = learner(trainer, OBJECTIVES["grpo"], 40)
+    weights = []
+    for _ in range(2):  # the long way after the short one, then the long way alone
+        made.record = record = BoundaryRecord()
+        numbered = record.numbered(off_by(made.objective.prepare(batch), 0.01))
+        made.optimizer.zero_grad()
+        made.gradient_through_boundary(numbered)
+        record.keep()
+        weights.append(record.columns(batch)["loss_weight"][batch.loss_mask])
+    assert not made.trusts_sampler
+    torch.testing.assert_close(*weights)
+
+
+@pytest.mark.parametrize("route", ["gradient_in_one_pass", "gradient_through_boundary"])
+def test_rows_without_gradient_are_not_run_and_nothing_changes(route: str) -> None:
+    trainer, batch = sampled_batch()
+    silent = batch.group == batch.group[0]
+    batch = batch.replace(advantages=batch["advantages"].masked_fill(silent[:, None], 0.0))
+    made = learner(trainer, OBJECTIVES["dr-grpo"], 40)
+    known = batch.replace(logp_old=made.log_probs(batch))
+    whole = gradients(made, known, route)
+    made.optimizer.zero_grad()
+    rows = rows_run(trainer)
+    found = gradients(made, batch, route)
     assert sum(rows) <= int((~silent).sum())
     for a, b in zip(found, whole, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-7)

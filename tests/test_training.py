@@ -13,11 +13,12 @@ import torch
 
 import polyopt
 from polyopt.cli import main
+from polyopt.diagnosis.evidence import WINDOW
+from polyopt.diagnosis.live import LiveDoctor
 from polyopt.errors import UserError
 from polyopt.evaluation import interval, majority_right, pass_at_k, rates
 from polyopt.models.loading import load_policy
 from polyopt.run_folder import read_rows
-from polyopt.watch import WINDOW, Watch
 from tests.tiny import TINY_NUMBERS, tiny_policy, tiny_task
 
 NUMBERS = {**TINY_NUMBERS, "prompts.per_step": 2, "rollouts.per_prompt": 4}
@@ -139,12 +140,12 @@ def test_a_prompt_nobody_could_score_leaves_the_rates() -> None:
 
 
 def test_signs_are_said_once_and_name_the_way_out() -> None:
-    watch = Watch()
-    said = [watch.warnings(step, {"truncated": 0.9}) for step in range(3 * WINDOW)]
+    doctor = LiveDoctor()
+    said = [doctor.warnings(step, {"truncated": 0.9}) for step in range(3 * WINDOW)]
     spoken = [message for messages in said for message in messages]
     assert len(spoken) == 1
     assert "90% of rollouts are cut off" in spoken[0]
     assert "--max-tokens" in spoken[0]
-    healthy = Watch()
+    healthy = LiveDoctor()
     fine = {"truncated": 0.0, "groups/signal": 0.6, "sampler_gap": 1e-5, "unscored": 0.0}
     assert not any(healthy.warnings(step, fine) for step in range(50))

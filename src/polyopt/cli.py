@@ -16,7 +16,8 @@ from polyopt.errors import UserError
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run a command; returns the exit code.
 
-    0 is fine, 1 serious findings of the doctor, 2 a user error, 130 interrupted.
+    0 is fine, 1 a serious finding of the doctor or a failed cell of a comparison, 2 a user error,
+    130 interrupted.
     """
     options = build_parser().parse_args(arguments)
     commands: dict[str, Callable[[argparse.Namespace], int]] = {

@@ -211,8 +211,7 @@ def explanation(name: str) -> str:
     found = metric(name)
     if found is None:
         return ""
-    units = {SHARE: "", COUNT: "", NUMBER: ""}
-    unit = units.get(found.unit, f", in {found.unit}")
+    unit = "" if found.unit in (SHARE, COUNT, NUMBER) else f", in {found.unit}"
     return f"{name}: {found.meaning}{unit}"
 
 

@@ -16,6 +16,7 @@ import torch
 
 from polyopt import __version__, checkpoint
 from polyopt.diagnosis import read_evidence
+from polyopt.diagnosis.live import LiveDoctor
 from polyopt.engines.choice import engine_from
 from polyopt.engines.protocol import Engine
 from polyopt.errors import UserError
@@ -34,7 +35,6 @@ from polyopt.tasks.load import load_task
 from polyopt.tasks.overlap import prompt_counts
 from polyopt.tasks.task import Task
 from polyopt.trainer import Trainer
-from polyopt.watch import Watch
 from polyopt.writers.choice import check_services, writers_for
 from polyopt.writers.protocol import MetricWriter, RunStart
 from polyopt.writers.several import Writers
@@ -198,11 +198,11 @@ class Run:
     listeners: Sequence[MetricWriter] = ()
     before: dict[str, float] = field(default_factory=dict)
     _stop: bool = False
-    _watch: Watch = field(init=False)
+    _doctor: LiveDoctor = field(init=False)
     _writers: Writers = field(init=False)
 
     def __post_init__(self) -> None:
-        self._watch = Watch(self.description)
+        self._doctor = LiveDoctor(self.description)
 
     def go(self, *, resume: bool) -> RunResult:
         """Train to the last step, or until Ctrl-C."""
@@ -254,7 +254,7 @@ class Run:
             rows = logged_rollouts(result, self.trainer.policy, step, self.settings.log_groups)
             self._log_rollouts(f"step-{step:06d}", rows)
         display.update(step, result.metrics)
-        for warning in self._watch.warnings(step, result.metrics):
+        for warning in self._doctor.warnings(step, result.metrics):
             display.warn(warning)
         last = step == self.settings.steps
         if self.settings.eval_every and step % self.settings.eval_every == 0 and not last:
@@ -279,7 +279,7 @@ class Run:
         step = self.trainer.done
         row = {"step": step, "phase": phase, **result.metrics}
         self.folder.append("evals.jsonl", row)
-        self._watch.saw_evaluation(row)
+        self._doctor.saw_evaluation(row)
         self._writers.evaluation(step, result.metrics)
         if phase in ("before", "after"):
             rows = [{"step": step, "phase": phase, **row} for row in result.rows[:64]]
@@ -288,7 +288,7 @@ class Run:
 
     def _log_rollouts(self, name: str, rows: Sequence[Mapping[str, Any]]) -> None:
         self.folder.write_rollouts(name, rows)
-        self._watch.saw_rollouts(rows)
+        self._doctor.saw_rollouts(rows)
 
     def _checkpoint(self) -> None:
         done = self.trainer.done
@@ -325,7 +325,7 @@ class Run:
             self.before = state["before"]
             kept = self.trainer.done
         self.folder.forget_after(kept)
-        self._watch.remember(read_evidence(self.folder.path))
+        self._doctor.remember(read_evidence(self.folder.path))
         return kept
 
     def _end(self, display: LiveDisplay, interrupted: bool) -> RunResult:
@@ -333,7 +333,7 @@ class Run:
         path = self.folder.path
         if not interrupted:
             after = self._last_evaluation() or self._evaluate("after")
-            for warning in self._watch.last_words():
+            for warning in self._doctor.last_words():
                 display.warn(warning)
             self.trainer.policy.save(self.folder.model)
         report = write_report(path)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from polyopt.diagnosis import diagnose, read_evidence
+from polyopt.diagnosis.live import LiveDoctor
 from polyopt.diagnosis.signs import LIKELY
-from polyopt.watch import Watch
 
 
 @dataclass(frozen=True)
@@ -58,16 +58,16 @@ class Score:
 def said_live(path: Path) -> set[str]:
     """Names of the signs that the progress display says while a run goes on, and at its end."""
     run = read_evidence(path)
-    watch = Watch(run.about)
+    doctor = LiveDoctor(run.about)
     for row in run.metrics:
         step = int(row["step"])
         for rollout in run.rollouts:
             if rollout.step == step or (step == 1 and rollout.phase == "before"):
-                watch.rollouts.add(rollout)
-        watch.evals += [e for e in run.evals if e["step"] == step or e["step"] == step - 1 == 0]
-        watch.warnings(step, {name: value for name, value in row.items() if name != "step"})
-    watch.last_words()
-    return watch.said
+                doctor.rollouts.add(rollout)
+        doctor.evals += [e for e in run.evals if e["step"] == step or e["step"] == step - 1 == 0]
+        doctor.warnings(step, {name: value for name, value in row.items() if name != "step"})
+    doctor.last_words()
+    return doctor.said
 
 
 def findings(path: Path) -> set[str]:

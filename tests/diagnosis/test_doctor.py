@@ -139,12 +139,18 @@ def test_a_run_without_steps_is_not_called_healthy(
     assert "no training step is logged yet" in capsys.readouterr().out
 
 
+def cut_short(folder: Path, steps: int, rest: str = "") -> Path:
+    """The run as it stood after so many steps, with the rest of a half-written line."""
+    log = folder / "metrics.jsonl"
+    lines = log.read_text().splitlines(keepends=True)
+    log.write_text("".join(lines[:steps]) + rest)
+    return folder
+
+
 def test_a_run_of_one_step_says_what_can_not_show(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_run(tmp_path / "run", 3)
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text(lines[0])
+    folder = cut_short(write_run(tmp_path / "run", 3), 1)
     assert main(["doctor", str(folder)]) == 0
     shown = capsys.readouterr().out
     assert "steps 1 to 1 of" in shown
@@ -154,9 +160,7 @@ def test_a_run_of_one_step_says_what_can_not_show(
 def test_an_unfinished_run_is_judged_by_what_is_there(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    folder = write_run(tmp_path / "run", 0, "too_hard")
-    lines = (folder / "metrics.jsonl").read_text().splitlines(keepends=True)
-    (folder / "metrics.jsonl").write_text("".join(lines[:12]) + '{"step": 13, "accu')
+    folder = cut_short(write_run(tmp_path / "run", 0, "too_hard"), 12, '{"step": 13, "accu')
     (folder / "evals.jsonl").unlink()
     assert main(["doctor", str(folder)]) == 1
     shown = capsys.readouterr().out

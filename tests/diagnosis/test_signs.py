@@ -8,9 +8,9 @@ import pytest
 
 from polyopt.diagnosis import Evidence, Finding, all_signs, diagnose
 from polyopt.diagnosis.evidence import LoggedRollout, halves, width
+from polyopt.diagnosis.live import LiveDoctor
 from polyopt.diagnosis.steps import trend
 from polyopt.ideas import load_catalog
-from polyopt.watch import Watch
 
 
 def record(steps: int = 40, **courses: Any) -> Evidence:
@@ -222,8 +222,8 @@ def test_findings_are_ordered_by_level_then_harm() -> None:
 
 def test_live_warnings_are_the_doctors_findings_said_once() -> None:
     rows = record(60, groups__signal=0.02, entropy=lambda t: 1 - 0.99 * t, accuracy=0.0).metrics
-    watch = Watch()
-    said = [line for row in rows for line in watch.warnings(row["step"], row)]
+    doctor = LiveDoctor()
+    said = [line for row in rows for line in doctor.warnings(row["step"], row)]
     assert sum("groups hold both right and wrong" in line for line in said) == 1
     assert sum("entropy fell" in line for line in said) == 1
     assert len(said) == 2

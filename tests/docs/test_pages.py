@@ -80,6 +80,14 @@ def test_generated_pages_are_current() -> None:
     assert found.returncode == 0, found.stdout + " run python scripts/make_reference.py"
 
 
+def test_the_charts_that_a_page_explains_are_those_of_the_report() -> None:
+    script = (ROOT / "src/polyopt/report/page/curves.js").read_text(encoding="utf-8")
+    drawn = set(re.findall(r'title: "([^"]+)"', script))
+    explained = [row[0] for row in table_rows(DOCS / "report.md") if row[0][0].isupper()]
+    assert len(explained) > 15
+    assert not set(explained) - drawn
+
+
 def test_the_ways_to_the_other_form_exist() -> None:
     """Every `--set` and every expression in the last column of paper-vs-code.md builds."""
     from polyopt.errors import RecipeError

@@ -53,6 +53,17 @@ def test_on_policy_the_weight_in_the_loss_is_advantage_times_coefficient(route: 
     assert found["loss_weight"][~batch.loss_mask].isnan().all()
 
 
+@pytest.mark.parametrize("route", ["gradient_in_one_pass", "gradient_through_boundary"])
+def test_rows_that_are_not_run_trained_with_weight_zero(route: str) -> None:
+    trainer = trainer_of("dr-grpo", **{"updates.micro_tokens": 40})
+    batch = credited(trainer)
+    silent = (batch.group == batch.group[0])[:, None]
+    batch = batch.replace(advantages=batch["advantages"].masked_fill(silent, 0.0))
+    found = recorded(trainer, batch, route)
+    assert (found["loss_weight"][silent & batch.loss_mask] == 0).all()
+    assert (found["ratio"][silent & batch.loss_mask] == 1).all()
+
+
 def test_several_steps_on_a_token_add_up_and_the_last_ratio_stands() -> None:
     record = BoundaryRecord()
     batch = record.numbered(

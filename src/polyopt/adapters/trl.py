@@ -29,7 +29,7 @@ from polyopt.parts import HasState, info_of, walk
 from polyopt.recipe import Recipe
 from polyopt.seeding import derive_seed
 from polyopt.trainer import trained_metrics
-from polyopt.updates.learner import TokenMeans
+from polyopt.updates.tally import TokenMeans
 
 try:
     import trl  # type: ignore[import-not-found, unused-ignore]

@@ -30,7 +30,7 @@ from polyopt.ideas import build, load_catalog
 from polyopt.objectives.protocol import Evaluation
 from polyopt.recipe import Recipe
 from polyopt.rewards.dense import last_token
-from polyopt.updates.learner import TokenMeans
+from polyopt.updates.tally import TokenMeans
 
 try:
     from verl.trainer.ppo import core_algos  # type: ignore[import-not-found, unused-ignore]

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from polyopt.diagnosis.evidence import Change, Evidence, LoggedRollout, known, mean
 from polyopt.diagnosis.signs import Symptom, sign, sureness
@@ -98,9 +99,8 @@ def heldout_flat(run: Evidence) -> Symptom | None:
     )
 
 
-def _error(row: dict[str, float] | object) -> float:
+def _error(row: Mapping[str, Any]) -> float:
     """Standard error of an evaluation's pass@1, from its interval or its prompts."""
-    assert isinstance(row, dict)
     low, high = row.get("pass@1/low"), row.get("pass@1/high")
     if low is not None and high is not None:
         return float(high - low) / (2 * Z95)

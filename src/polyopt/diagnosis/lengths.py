@@ -28,12 +28,13 @@ def truncation_bias(run: Evidence) -> Symptom | None:
     share, accuracy = run.late("truncated"), run.late("accuracy")
     if share is None or share <= 0.2 or (accuracy is not None and 1 - accuracy < share / 2):
         return None
+    evidence = {"truncated": share}
+    if limit := run.number("max_tokens"):
+        evidence["max_tokens"] = float(limit)
     return Symptom(
         f"{share:.0%} of rollouts are cut off at the completion limit and never reach an answer",
         sureness(share, 0.15, 0.35),
-        {"truncated": share, "max_tokens": float(run.number("max_tokens") or math.nan)}
-        if run.number("max_tokens")
-        else {"truncated": share},
+        evidence,
         run.late_steps(),
     )
 

@@ -83,11 +83,8 @@ def contributing(run: Evidence, *, of_signal: bool) -> list[float]:
         if signal is None or (of_signal and not signal):
             continue
         trained = row.get("rollouts/trained", 0.0 if "tokens/sampled" in row else None)
-        share = (
-            1.0
-            if per_prompt is None or not groups or trained is None
-            else (trained / (groups * per_prompt))
-        )
+        unknown = per_prompt is None or not groups or trained is None
+        share = 1.0 if unknown else trained / (groups * per_prompt)
         shares.append(min(share / signal, 1.0) if of_signal else min(share, signal))
     return shares
 

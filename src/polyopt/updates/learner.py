@@ -4,16 +4,17 @@ Two routes, equal to floating-point noise. *One pass*: the objective is evaluate
 micro-batch, and the losses add up because the aggregation coefficients belong to the whole batch.
 *Through the boundary*: the loss is differentiated with respect to the log-probabilities of the
 whole batch at once, and `G = dL/dlogp` is then pushed through the model micro-batch by
-micro-batch. The second works for any coupling between tokens, rollouts or groups.
+micro-batch. The second works for any coupling between tokens, rollouts or groups. Either way a
+`Point` is what the loss is differentiated at: that of a micro-batch, or that of the whole batch.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from collections.abc import Iterator, Sequence
 
 import torch
+from jaxtyping import Bool
 from torch import Tensor
 
 from polyopt.batch import Batch
@@ -21,52 +22,15 @@ from polyopt.distribution import Distribution
 from polyopt.models.policy import Policy
 from polyopt.objectives.objective import Objective
 from polyopt.objectives.protocol import Evaluation, Loss
+from polyopt.updates.boundary import Point, boundary_gradients, live_rows, push, with_old
 from polyopt.updates.boundary_record import BoundaryRecord
 from polyopt.updates.optimizers import AdamW, Schedule, scheduled
 from polyopt.updates.protocol import Metrics
-from polyopt.updates.staleness import drift, sampler_gap, staleness, with_fresh
+from polyopt.updates.staleness import staleness, with_fresh
+from polyopt.updates.tally import Tally
 
 TRUSTED_GAP = 1e-4
 """Nats between sampler and trainer up to which a loss may be differentiated at the sampler's."""
-
-
-class TokenMeans:
-    """Means over trained tokens, gathered over micro-batches; NaN means "doesn't apply here"."""
-
-    def __init__(self) -> None:
-        self.sums: dict[str, float] = {}
-        self.counts: dict[str, int] = {}
-
-    def add(self, metrics: Mapping[str, Tensor], mask: Tensor) -> None:
-        """Take in the per-token values of one micro-batch."""
-        for name, value in metrics.items():
-            counted = mask & ~value.isnan()
-            total = float(value.masked_fill(~counted, 0.0).sum())
-            self.sums[name] = self.sums.get(name, 0.0) + total
-            self.counts[name] = self.counts.get(name, 0) + int(counted.sum())
-
-    def means(self) -> Metrics:
-        """Mean of each metric over the tokens it applies to."""
-        return {name: total / max(self.counts[name], 1) for name, total in self.sums.items()}
-
-
-class Tally:
-    """Losses and metrics of the parts of a batch."""
-
-    def __init__(self, learner: Learner) -> None:
-        self.learner, self.total, self.means = learner, 0.0, TokenMeans()
-
-    def add(self, part: Batch, loss: Loss, evaluation: Evaluation) -> None:
-        """Take in a part whose gradient is known; `evaluation.logp.grad` may be dL/dlogp."""
-        self.total += float(loss.loss.detach())
-        distances = self.learner.distances(evaluation, part)
-        self.means.add(dict(loss.metrics) | distances, part.loss_mask)
-        if self.learner.record is not None:
-            self.learner.record.note(part, loss.log_ratio, evaluation.logp.grad)
-
-    def metrics(self) -> Metrics:
-        """The loss of the whole, and means over its tokens."""
-        return {"loss": self.total, **self.means.means()}
 
 
 class Learner:
@@ -111,9 +75,7 @@ class Learner:
         current ones (the ratio is exactly 1).
         """
         batch = with_fresh(self.objective.prepare(batch))
-        self.optimizer.zero_grad(set_to_none=True)
-        if self.record is not None:
-            self.record.forget()
+        self._begin()
         coupled = self.objective.coupled or _rows_share_rollouts(batch)
         route = self.gradient_through_boundary if coupled else self.gradient_in_one_pass
         return route(batch) | staleness(batch, self.policy.version)
@@ -123,87 +85,90 @@ class Learner:
 
         Rows that are sure to have no gradient go through the objective, but not through the model.
         """
-        tally = Tally(self)
-        idle = self._rows_without_gradient(batch)
-        if bool(idle.any()):
-            part = batch.select(idle.nonzero()[:, 0])
-            point = _sampled_point(part)
-            loss = self.objective(point, _with_old(part, point.logp))
-            tally.add(part.replace(logp_old=torch.full_like(point.logp, math.nan)), loss, point)
-        for rows in self._splits(batch, ~idle):
+        tally = Tally(self.policy.version, self.record)
+        live = self._rows_to_run(batch)
+        if not bool(live.all()):
+            idle = batch.select((~live).nonzero()[:, 0])
+            self._differentiate(idle, Point.of_sampler(idle), tally)
+        for rows in self._splits(batch, live):
             part = batch.select(rows).trim()
-            evaluation = self.policy.evaluate(part, self.distribution, self.want)
-            part = _with_old(part, evaluation.logp)
-            loss = self.objective(evaluation, part)
-            if self.record is not None and evaluation.logp.requires_grad:
-                evaluation.logp.retain_grad()
-            if loss.loss.requires_grad:
-                loss.loss.backward()  # type: ignore[no-untyped-call]
-            tally.add(part, loss, evaluation)
+            self._differentiate(part, Point.waiting(self._evaluate(part)), tally)
         return tally.metrics()
 
     def gradient_through_boundary(self, batch: Batch) -> Metrics:
-        """dL/dlogp over the whole prepared batch, then backward through the model in pieces.
-
-        The log-probabilities at which the loss is differentiated take a forward pass of their own
-        only where they are neither those of a single micro-batch, whose graph can wait for its
-        gradient, nor the sampler's, which on-policy are the policy's own up to rounding.
-        """
-        splits = self._splits(batch, batch.mask.any(1))
-        if len(splits) == 1:
-            return self._boundary_of_one(batch)
-        if self.trusts_sampler and self._on_policy(batch):
-            metrics = self._boundary(batch, _sampled_point(batch), measure=True)
-            if metrics.pop("gap") <= TRUSTED_GAP:
-                return metrics
+        """dL/dlogp over the whole prepared batch, then backward through the model in pieces."""
+        point, tally = self._point(batch), Tally(self.policy.version, self.record)
+        gap = self._differentiate(batch, point, tally)
+        if point.sampled and gap > TRUSTED_GAP:
             self.trusts_sampler = False
-            self.optimizer.zero_grad(set_to_none=True)
-            if self.record is not None:
-                self.record.forget()
-        point = self.policy.evaluate_all(batch, self.distribution, self.want, self.micro_tokens)
-        return self._boundary(batch, point)
-
-    def _boundary_of_one(self, batch: Batch) -> Metrics:
-        """The boundary route where one forward holds the whole batch."""
-        evaluation = self.policy.evaluate(batch, self.distribution, self.want)
-        leaves = _leaves(evaluation)
-        batch = _with_old(batch, leaves.logp)
-        loss = self.objective(leaves, batch)
-        if loss.loss.requires_grad:
-            loss.loss.backward()  # type: ignore[no-untyped-call]
-            _push(evaluation, {n: v.grad for n, v in _tensors(leaves) if v.grad is not None})
-        tally = Tally(self)
-        tally.add(batch, loss, leaves)
+            self._begin()
+            return self.gradient_through_boundary(batch)
         return tally.metrics()
 
-    def _boundary(self, batch: Batch, point: Evaluation, *, measure: bool = False) -> Metrics:
-        """The boundary route from a point that is known.
+    def _begin(self) -> None:
+        """No gradient is set, and none is noted."""
+        self.optimizer.zero_grad(set_to_none=True)
+        if self.record is not None:
+            self.record.forget()
 
-        With `measure` the policy's own log-probabilities replace the point's in what is reported,
-        and the largest distance between both is reported as `gap`.
+    def _point(self, batch: Batch) -> Point:
+        """Where the loss of a whole batch is differentiated.
+
+        Its log-probabilities take a forward pass of their own only where they are neither those of
+        a single micro-batch, whose graph can wait for its gradient, nor the sampler's, which
+        on-policy are the policy's own up to rounding.
         """
-        leaves = _leaves(point)
-        batch = _with_old(batch, leaves.logp)
-        loss = self.objective(leaves, batch)
+        if len(self._splits(batch, batch.mask.any(1))) == 1:
+            return Point.waiting(self._evaluate(batch))
+        if self.trusts_sampler and self._on_policy(batch):
+            return Point.of_sampler(batch)
+        return Point(
+            self.policy.evaluate_all(batch, self.distribution, self.want, self.micro_tokens)
+        )
+
+    def _differentiate(self, batch: Batch, point: Point, tally: Tally) -> float:
+        """dL/dlogp at a point, pushed through the model; rows without gradient aren't run.
+
+        At the sampler's point, what is reported of the tokens is what the policy says of them: its
+        log-probabilities where it was run, NaN elsewhere.
+
+        Returns:
+            The largest distance between the point's log-probabilities and the policy's, in nats.
+        """
+        batch = with_old(batch, point.values.logp)
+        loss, leaves = self._loss_at(batch, point)
         found = torch.full_like(leaves.logp, math.nan)
+        grads = boundary_gradients(leaves)
+        for rows, forward in self._forwards(batch, point, live_rows(leaves)):
+            width = forward.logp.shape[1]
+            push(forward, {name: grad[rows, :width] for name, grad in grads.items()})
+            found[rows, :width] = forward.logp.detach()
+        tally.add(batch.replace(logp_old=found) if point.sampled else batch, loss, leaves)
+        gaps = (found - leaves.logp.detach())[batch.mask].abs().nan_to_num(0.0)
+        return float(gaps.max()) if len(gaps) else 0.0
+
+    def _loss_at(self, batch: Batch, point: Point) -> tuple[Loss, Evaluation]:
+        """The loss at a point, and the leaves that hold its gradient there."""
+        leaves = point.leaves()
+        loss = self.objective(leaves, batch)
         if loss.loss.requires_grad:
             loss.loss.backward()  # type: ignore[no-untyped-call]
-            grads = {n: v.grad for n, v in _tensors(leaves) if v.grad is not None}
-            live = torch.stack([(grad != 0).any(1) for grad in grads.values()]).any(0)
-            for rows in self._splits(batch, live):
-                part = batch.select(rows).trim()
-                evaluation = self.policy.evaluate(part, self.distribution, self.want)
-                _push(evaluation, {n: grad[rows, : part.width] for n, grad in grads.items()})
-                found[rows, : part.width] = evaluation.logp.detach()
-        tally = Tally(self)
-        if not measure:
-            tally.add(batch, loss, leaves)
-            return tally.metrics()
-        tally.add(batch.replace(logp_old=found), loss, leaves)
-        gap = (found - leaves.logp.detach())[batch.mask].abs().nan_to_num(0.0)
-        return tally.metrics() | {"gap": float(gap.max()) if len(gap) else 0.0}
+        return loss, leaves
 
-    def _splits(self, batch: Batch, live: Tensor) -> list[Tensor]:
+    def _forwards(
+        self, batch: Batch, point: Point, live: Bool[Tensor, " N"]
+    ) -> Iterator[tuple[Tensor, Evaluation]]:
+        """Forwards with a graph: the one that waits, or one of each micro-batch of live rows."""
+        if point.graph is not None:
+            yield torch.arange(len(batch), device=live.device), point.graph
+            return
+        for rows in self._splits(batch, live):
+            yield rows, self._evaluate(batch.select(rows).trim())
+
+    def _evaluate(self, part: Batch) -> Evaluation:
+        return self.policy.evaluate(part, self.distribution, self.want)
+
+    def _splits(self, batch: Batch, live: Bool[Tensor, " N"]) -> list[Tensor]:
         """Micro-batches of the live rows, as places in the batch."""
         places = live.nonzero()[:, 0]
         if len(places) == len(batch):
@@ -221,22 +186,13 @@ class Learner:
         fresh = batch["provenance"] == self.policy.version
         return bool((fresh & batch["logp_sampler"].isfinite())[batch.mask].all())
 
-    def _rows_without_gradient(self, batch: Batch) -> Tensor:
-        """Rows [N] at which the objective of an uncoupled, on-policy batch has gradient 0."""
+    def _rows_to_run(self, batch: Batch) -> Bool[Tensor, " N"]:
+        """Rows of an uncoupled batch, but for those that on-policy are sure to have gradient 0."""
         if not self._on_policy(batch):
-            return torch.zeros(len(batch), dtype=torch.bool, device=batch.mask.device)
-        leaves = _leaves(_sampled_point(batch))
-        loss = self.objective(leaves, _with_old(batch, leaves.logp)).loss
-        if loss.requires_grad:
-            loss.backward()  # type: ignore[no-untyped-call]
-        grad = leaves.logp.grad
-        return torch.ones_like(batch.mask[:, 0]) if grad is None else (grad == 0).all(1)
-
-    def distances(self, evaluation: Evaluation, batch: Batch) -> dict[str, Tensor]:
-        """How far the tokens' log-probabilities are from the sampler's, in nats."""
-        gap = sampler_gap(batch)
-        found = {} if gap is None else {"sampler_gap": gap.abs()}
-        return found | drift(evaluation.logp, batch, self.policy.version)
+            return torch.ones_like(batch.mask[:, 0])
+        point = Point.of_sampler(batch)
+        _, leaves = self._loss_at(with_old(batch, point.values.logp), point)
+        return live_rows(leaves)
 
     def apply(self) -> Metrics:
         """Clip, step and clear the gradients; returns their norm (before clipping) and the rate.
@@ -281,33 +237,6 @@ class Learner:
         """Log-probabilities of the batch's tokens under the present weights, no gradient."""
         found = self.policy.evaluate_all(batch, self.distribution, (), self.micro_tokens)
         return found.logp
-
-
-def _tensors(evaluation: Evaluation) -> list[tuple[str, Tensor]]:
-    named = [(f.name, getattr(evaluation, f.name)) for f in fields(evaluation)]
-    return [(name, value) for name, value in named if value is not None]
-
-
-def _leaves(point: Evaluation) -> Evaluation:
-    """The same numbers as the start of a graph."""
-    return Evaluation(**{n: v.detach().clone().requires_grad_() for n, v in _tensors(point)})
-
-
-def _push(evaluation: Evaluation, grads: Mapping[str, Tensor]) -> None:
-    """Backward of sum(output * gradient at the boundary)."""
-    pairs = [(value, grads[n]) for n, value in _tensors(evaluation) if n in grads]
-    pairs = [(value, grad) for value, grad in pairs if value.requires_grad]
-    torch.autograd.backward([value for value, _ in pairs], [grad for _, grad in pairs])
-
-
-def _sampled_point(batch: Batch) -> Evaluation:
-    """The sampler's log-probabilities as an evaluation of a batch that is on-policy."""
-    return Evaluation(batch["logp_sampler"].masked_fill(~batch.mask, 0.0).float())
-
-
-def _with_old(batch: Batch, logp: Tensor) -> Batch:
-    """The batch with `logp_old`: its own column, or the current values if it is on-policy."""
-    return batch if "logp_old" in batch else batch.replace(logp_old=logp.detach())
 
 
 def _rows_share_rollouts(batch: Batch) -> bool:

@@ -8,7 +8,7 @@ import secrets
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,7 +72,7 @@ class Snapshots:
         news = self._follower.look()
         state = state_of(self._follower)
         if last is not None and not news:
-            return Snapshot(last.version, state, last.data, last.texts, last.keys, last.born)
+            return replace(last, state=state)
         version = 0 if last is None else last.version + 1
         groups, pairs = self._follower.groups, self._follower.pairs
         series = self._follower.metrics.series()

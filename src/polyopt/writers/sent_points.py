@@ -22,7 +22,7 @@ class SentPoints:
     def __init__(self, path: Path) -> None:
         self.path = path
         found = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
-        self.name: str = found.get("name") or f"{secrets.token_hex(4)}"
+        self.name: str = found.get("name") or secrets.token_hex(4)
         self.last: dict[str, int] = found.get("last") or {}
         self._save()
 

@@ -1,4 +1,4 @@
-"""What to watch instead of the loss: the doctor's signs on a run under way, each said once."""
+"""`LiveDoctor`: the doctor's signs on a run under way, each said once."""
 
 from __future__ import annotations
 
@@ -9,8 +9,6 @@ from typing import Any, Generic, TypeVar
 from polyopt.diagnosis.evidence import WINDOW, Evidence, LoggedRollout, logged_rollout
 from polyopt.diagnosis.signs import LIKELY, Finding, diagnose
 from polyopt.run_folder import finite
-
-__all__ = ["WINDOW", "Memory", "Watch"]
 
 Row = TypeVar("Row")
 
@@ -39,7 +37,7 @@ class Memory(Generic[Row]):
 
 
 @dataclass
-class Watch:
+class LiveDoctor:
     """Collects what a run logs and names each sign once, when it is likely at two looks in a row.
 
     The signs, and what they are given, are those of `polyopt doctor`; of long runs the middle is
