@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyopt.batch import Batch, Prompt
 from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
+from polyopt.models.gradient_checkpointing import enable_checkpointing
 from polyopt.models.log_probs import check_trainable
 from polyopt.models.matrix_products import fast_linear
 from polyopt.models.packing import longest_row, micro_batches, rows_of, shared_micro_batches
@@ -22,7 +23,6 @@ from polyopt.models.recorder import Recorder
 from polyopt.models.reference import Reference, prepare_reference
 from polyopt.models.saving import save_policy
 from polyopt.models.scoring import Scorer
-from polyopt.models.shared_prefix import checkpoint_contexts
 from polyopt.objectives.protocol import Evaluation
 
 Precision = Literal["float32", "bfloat16"]
@@ -84,7 +84,7 @@ class Policy:
         self.gradient_checkpointing = gradient_checkpointing
         self._chat = use_chat_template(tokenizer, chat_template)
         if gradient_checkpointing:
-            _enable_checkpointing(model)
+            enable_checkpointing(model)
         self._scorer = Scorer(model, share_prefix=shared_prefix)
         stack = self._scorer.packed.stack if shared_prefix else None
         self.recorder = None if stack is None else Recorder(stack, model)
@@ -392,16 +392,3 @@ def _in_order(batch: Batch, index: Sequence[Tensor], parts: Sequence[Evaluation]
         optional([part.values for part in parts]),
         optional([part.uniform_value for part in parts]),
     )
-
-
-def _enable_checkpointing(model: Any) -> None:
-    """Switch activation checkpointing on, and off the dropout that its layers apply themselves."""
-    base = model.get_base_model() if hasattr(model, "get_base_model") else model
-    name = "activation_checkpointing_enable"  # gradient_checkpointing_enable before 5.x
-    enable = getattr(base, name, None) or base.gradient_checkpointing_enable
-    enable({"use_reentrant": False, "context_fn": checkpoint_contexts(base.config)})
-    for module in model.modules():
-        if getattr(module, "gradient_checkpointing", False):
-            for name, value in list(vars(module).items()):
-                if "dropout" in name and isinstance(value, float):
-                    setattr(module, name, 0.0)

@@ -10,7 +10,7 @@ in it. Outputs and gradients are those of the plain forward up to the order of f
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -360,16 +360,6 @@ def attention_of(config: Any, name: str) -> Iterator[None]:
         yield
     finally:
         config._attn_implementation = usual
-
-
-def checkpoint_contexts(config: Any) -> Any:
-    """Contexts for activation checkpointing: layers recompute with the attention they ran with."""
-
-    def contexts() -> tuple[Any, Any]:
-        now = config._attn_implementation
-        return nullcontext(), attention_of(config, now)
-
-    return contexts
 
 
 def _window(config: Any) -> int | None:
