@@ -47,7 +47,7 @@ def draw(
     """
     device, first = logits.device, distributions[0]
     u = torch.from_numpy(uniforms).to(device)
-    if all(kind is first or kind == first for kind in distributions):
+    if distributions.count(first) == len(distributions):
         return _draw_alike(logits, u, first, entropy)
     tokens = torch.empty(len(logits), dtype=torch.long, device=device)
     logp = torch.empty(len(logits), dtype=torch.float64, device=device)

@@ -12,12 +12,13 @@ from transformers import PreTrainedModel
 
 from polyopt.engines.admission import Queue, Ticket
 from polyopt.engines.batching import Batching
+from polyopt.engines.completions import Completions
 from polyopt.engines.decoder import Decoder, Work
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.fast_weights import why_unsupported
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.native_decoder import NativeDecoder, why_not_native
-from polyopt.engines.protocol import Finish, Sample, SampleRequest
+from polyopt.engines.protocol import Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
 from polyopt.errors import UserError
 
@@ -101,7 +102,7 @@ class LocalEngine:
         tickets = []
         groups: dict[tuple[int, ...], int] = {}
         for index, request in enumerate(requests):
-            finish = _finish_of_prefix(request, self._decode)
+            finish = Ending(request, self._decode).finish()
             if finish is None:
                 group = groups.setdefault(request.prompt or request.prefix, len(groups))
                 tickets.append(Ticket(index, request, group))
@@ -111,8 +112,11 @@ class LocalEngine:
         with _evaluating(self._model):
             self._decoder.refresh()
             queue = Queue(self._decoder, self.cache_bytes, self.max_rows, self.work)
-            batching = Batching(self._decoder, queue, tickets, self._decode, self.work)
-            samples.update(batching.run(self.version))
+            completions = Completions(
+                [ticket.request for ticket in tickets], self.max_rows, self._decode, self.version
+            )
+            batching = Batching(self._decoder, queue, tickets, completions, self.work)
+            samples.update(batching.run())
         return [samples[i] for i in range(len(requests))]
 
     def _check(self, request: SampleRequest) -> None:
@@ -150,11 +154,6 @@ def _position_limit(model: PreTrainedModel) -> float:
     config = model.config.get_text_config(decoder=True)
     limit = getattr(config, "max_position_embeddings", None)
     return float("inf") if limit is None else limit
-
-
-def _finish_of_prefix(request: SampleRequest, decode: Decode) -> Finish | None:
-    """Why the request is over before a token is sampled, or None."""
-    return Ending(request, decode).finish(request.prefix)
 
 
 @contextmanager
