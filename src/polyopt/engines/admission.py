@@ -126,7 +126,11 @@ class Queue:
 
     def fill(self, tickets: Sequence[Ticket]) -> Segments:
         """Queue the tickets, each of which must fit alone."""
+        sizes: dict[tuple[int, int, int], Ticket] = {}
         for ticket in tickets:
+            prompt, prefix = ticket.key
+            sizes.setdefault((len(prompt), len(prefix), ticket.shape.completion), ticket)
+        for ticket in sizes.values():
             self._check_alone(ticket)
         order: dict[tuple[int, ...], dict[Key, list[Ticket]]] = {}
         for ticket in tickets:

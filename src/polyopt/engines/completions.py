@@ -9,9 +9,10 @@ import numpy.typing as npt
 from jaxtyping import Float
 from torch import Tensor
 
-from polyopt.engines.drawing import draw, uniforms_of
+from polyopt.engines.drawing import draw
 from polyopt.engines.protocol import Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
+from polyopt.engines.streams import uniforms_of_all
 
 Integers = npt.NDArray[np.int64]
 
@@ -39,7 +40,7 @@ class Completions:
         self._free = list(reversed(range(lines)))
         self._requests = np.empty(lines, object)
         self._distributions = np.empty(lines, object)
-        self._endings = np.empty(lines, object)
+        self._endings: dict[int, Ending] = {}
         self._entropy_asked = np.zeros(lines, bool)
         self._stop_ids = np.empty((lines, stop_ids), np.int64)
         self._most = np.empty(lines, np.int64)
@@ -52,18 +53,24 @@ class Completions:
 
     def open(self, requests: Sequence[SampleRequest]) -> Integers:
         """Lines for new completions."""
-        lines = [self._free.pop() for _ in requests]
-        for line, request in zip(lines, requests, strict=True):
-            count = _new_tokens(request)
-            self._requests[line] = request
-            self._distributions[line] = request.distribution
-            self._endings[line] = Ending(request, self._decode) if request.stop_strings else None
-            self._entropy_asked[line] = request.entropy
-            self._stop_ids[line] = -1
+        lines = np.array([self._free.pop() for _ in requests], np.int64)
+        self._requests[lines] = requests
+        self._distributions[lines] = [request.distribution for request in requests]
+        self._entropy_asked[lines] = [request.entropy for request in requests]
+        self._most[lines] = most = [_new_tokens(request) for request in requests]
+        self._count[lines] = 0
+        draws = uniforms_of_all(
+            [request.seed for request in requests],
+            [len(request.prefix) for request in requests],
+            most,
+        )
+        self._uniforms[lines, : draws.shape[1]] = draws
+        self._stop_ids[lines] = -1
+        for line, request in zip(lines.tolist(), requests, strict=True):
             self._stop_ids[line, : len(request.stop_ids)] = list(request.stop_ids)
-            self._most[line], self._count[line] = count, 0
-            self._uniforms[line, :count] = uniforms_of(request.seed, len(request.prefix), count)
-        return np.array(lines, np.int64)
+            if request.stop_strings:
+                self._endings[line] = Ending(request, self._decode)
+        return lines
 
     def draw(self, lines: Integers, logits: Float[Tensor, "R V"]) -> npt.NDArray[np.bool_]:
         """Draw one more token for each line from its logits; the lines that end with it."""
@@ -87,9 +94,10 @@ class Completions:
     def _stops(self, lines: Integers, tokens: Integers) -> npt.NDArray[np.bool_]:
         """Whether a stop id or string ends each line with its new token."""
         stopped: npt.NDArray[np.bool_] = (self._stop_ids[lines] == tokens[:, None]).any(1)
-        for i, ending in enumerate(self._endings[lines]):
-            if ending is not None:
-                stopped[i] = ending.append(int(tokens[i])) == "stop"
+        if self._endings:
+            for i, line in enumerate(lines.tolist()):
+                if line in self._endings:
+                    stopped[i] = self._endings[line].append(int(tokens[i])) == "stop"
         return stopped
 
     def last(self, lines: Integers) -> Integers:
@@ -99,6 +107,7 @@ class Completions:
     def close(self, line: int) -> Sample:
         """The sample that the line has become; the line is free again."""
         self._free.append(line)
+        self._endings.pop(line, None)
         request: SampleRequest = self._requests[line]
         new = slice(self._count[line])
         return Sample(

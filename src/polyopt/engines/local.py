@@ -95,8 +95,9 @@ class LocalEngine:
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """The samples of the requests, in their order."""
+        vocabulary = len(cast(Tensor, self._language_model.get_input_embeddings().weight))
         for request in requests:
-            self._check(request)
+            self._check(request, vocabulary)
         self.work = Work()
         samples: dict[int, Sample] = {}
         tickets = []
@@ -119,12 +120,11 @@ class LocalEngine:
             samples.update(batching.run())
         return [samples[i] for i in range(len(requests))]
 
-    def _check(self, request: SampleRequest) -> None:
+    def _check(self, request: SampleRequest, vocabulary: int) -> None:
         """Refuse what the model can't continue."""
         context = request.prompt + request.prefix
         if not context:
             raise UserError("a request with neither prompt nor prefix: give at least one token.")
-        vocabulary = len(cast(Tensor, self._language_model.get_input_embeddings().weight))
         if max(context) >= vocabulary or min(context) < 0:
             bad = next(t for t in context if not 0 <= t < vocabulary)
             raise UserError(
