@@ -106,7 +106,7 @@ class LocalEngine:
             finish = Ending(request, self._decode).finish()
             if finish is None:
                 group = groups.setdefault(request.prompt or request.prefix, len(groups))
-                tickets.append(Ticket(index, request, group))
+                tickets.append(Ticket.of(index, request, group))
             else:
                 entropy = () if request.entropy else None
                 samples[index] = Sample(request, (), (), finish, self.version, entropy)
@@ -160,7 +160,8 @@ def _position_limit(model: PreTrainedModel) -> float:
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and no autograd inside; each module's mode comes back after."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         with torch.no_grad():
             yield

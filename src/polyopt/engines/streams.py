@@ -32,9 +32,10 @@ def uniforms_of_all(
         return found
     bits = np.random.Philox(0)
     stream = np.random.Generator(bits)
-    fresh: Any = {**bits.state, "buffer": [0] * 4}
+    state: Any = {**bits.state, "buffer": [0] * 4}
     for row, key, (start, count) in zip(found, philox_keys(seeds).tolist(), spans, strict=True):
-        bits.state = {**fresh, "state": {"counter": [start // 4, 0, 0, 0], "key": key}}
+        state["state"] = {"counter": [start // 4, 0, 0, 0], "key": key}
+        bits.state = state
         row[:count] = stream.random(start % 4 + count)[start % 4 :]
     return found
 
