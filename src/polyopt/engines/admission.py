@@ -5,8 +5,8 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import islice
-from typing import NamedTuple
 
 from polyopt.engines.decoder import Decoder, Prefill, RowShape, Segment, Work
 from polyopt.engines.protocol import SampleRequest
@@ -16,7 +16,8 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 """A segment's name: the prompt, and the completion's prefix after it."""
 
 
-class Ticket(NamedTuple):
+@dataclass(frozen=True)
+class Ticket:
     """A request that waits for a row.
 
     Attributes:
