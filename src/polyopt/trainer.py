@@ -121,7 +121,8 @@ class Trainer:
     def step(self) -> StepResult:
         """Prompts, rollouts, rewards, replay, advantages, selection, objective, update."""
         with self.clock("step"):
-            collected = self.collector.collect(self.done)
+            with self.policy.recording(self.recipe.updates.micro_tokens):
+                collected = self.collector.collect(self.done)
             metrics = rollout_metrics(collected)
             batch = self._replay(collected)
             if batch is not None:

@@ -69,7 +69,7 @@ def placed(decoder: Any, lengths: list[tuple[int, int]]) -> list[Segment]:
         if prefix:
             job = Prefill(tokens_of(1000 + prefix, prefix), segment)
             segment = decoder.prefill([job])[0]
-        decoder.place(row, segment)
+        decoder.place(row, segment, 99)
         segments.append(segment)
     return segments
 
@@ -102,9 +102,9 @@ def test_rows_that_move_and_come_and_go_keep_their_sequences() -> None:
             decoder.shrink(8)
             decoder.step(tokens_of(1, 8))
             decoder.release(4)
-            decoder.place(4, segments[6])
+            decoder.place(4, segments[6], 99)
             decoder.reserve([RowShape(100, 110, row) for row in range(20)], 1 << 30)
-            decoder.place(8, segments[0])
+            decoder.place(8, segments[0], 99)
         for step in range(4):
             tokens = tokens_of(step, 9)
             expected = exact.step(tokens).log_softmax(-1)

@@ -161,7 +161,7 @@ def test_gradient_checkpointing_recomputes_and_gives_the_same_gradients(
         strict=True,
     )
     for a, b in pairs:
-        torch.testing.assert_close(a, b)
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * b.abs().max().item())
     assert len(calls) == 2
 
 

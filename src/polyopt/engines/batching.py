@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from polyopt.engines.admission import Queue, Ticket
-from polyopt.engines.completions import Completions
+from polyopt.engines.completions import Completions, new_tokens
 from polyopt.engines.decoder import Decoder, Work
 from polyopt.engines.protocol import Sample
 
@@ -98,7 +98,7 @@ class Batching:
                 continue
             place = free.pop(0) if free else len(self._rows)
             self._rows[place : place + 1] = [row]
-            self._decoder.place(place, segment)
+            self._decoder.place(place, segment, new_tokens(row.ticket.request))
 
     def _close_up(self, free: list[int], keep: int) -> None:
         """Move the last rows into all but `keep` of the free places, and forget what is beyond."""

@@ -35,7 +35,7 @@ class Completions:
     ) -> None:
         self._decode, self._version = decode, version
         lines = min(lines, len(requests))
-        columns = max((_new_tokens(request) for request in requests), default=0)
+        columns = max((new_tokens(request) for request in requests), default=0)
         stop_ids = max((len(request.stop_ids) for request in requests), default=0)
         self._free = list(reversed(range(lines)))
         self._requests = np.empty(lines, object)
@@ -57,7 +57,7 @@ class Completions:
         self._requests[lines] = requests
         self._distributions[lines] = [request.distribution for request in requests]
         self._entropy_asked[lines] = [request.entropy for request in requests]
-        self._most[lines] = most = [_new_tokens(request) for request in requests]
+        self._most[lines] = most = [new_tokens(request) for request in requests]
         self._count[lines] = 0
         draws = uniforms_of_all(
             [request.seed for request in requests],
@@ -120,6 +120,6 @@ class Completions:
         )
 
 
-def _new_tokens(request: SampleRequest) -> int:
+def new_tokens(request: SampleRequest) -> int:
     """Most tokens that can follow the request's prefix."""
     return request.max_tokens - len(request.prefix)

@@ -9,6 +9,8 @@ from typing import NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from polyopt.models.recorder import Recorder
+
 KeyValue = tuple[Tensor, Tensor]
 """Keys [K, L, D] and values [K, L, D] of one layer: K key-value heads, L tokens."""
 
@@ -69,7 +71,14 @@ class RowShape(NamedTuple):
 
 
 class Decoder(Protocol):
-    """A causal LM with a key-value cache of rows 0..n-1, all of which take a step together."""
+    """A causal LM with a key-value cache of rows 0..n-1, all of which take a step together.
+
+    Attributes:
+        recorder: Where to keep activations of rows that begin at their prompts, if anybody wants
+            them and the decoder can.
+    """
+
+    recorder: Recorder | None
 
     def reload(self) -> None:
         """Take over the model's weights, which were updated."""
@@ -87,8 +96,11 @@ class Decoder(Protocol):
         than `most_bytes`. While memory is moved, one layer's is there twice.
         """
 
-    def place(self, row: int, segment: Segment) -> None:
-        """Make `row` a sequence that ends with `segment`; `row` may be one past the last."""
+    def place(self, row: int, segment: Segment, most: int) -> None:
+        """Make `row` a sequence that ends with `segment`; `row` may be one past the last.
+
+        At most `most` tokens will be appended to it.
+        """
 
     def release(self, row: int) -> None:
         """Forget the row's content; it must be placed or moved over before the next step."""

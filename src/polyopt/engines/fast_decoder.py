@@ -18,32 +18,25 @@ from transformers import PreTrainedModel
 
 from polyopt.engines.decoder import Prefill, RowShape, Segment
 from polyopt.engines.fast_attention import Grouping, Masks, attend
-from polyopt.engines.fast_block import (
-    RotaryTable,
-    feed_forward,
-    queries_keys_values,
-    rotations,
-)
+from polyopt.engines.fast_block import feed_forward, queries_keys_values, rotations
 from polyopt.engines.fast_cache import CompletionCache, PromptCache, padding_mask
 from polyopt.engines.fast_prefill import prefill
 from polyopt.engines.fast_projection import projection
-from polyopt.engines.fast_weights import (
-    Weights,
-    fingerprint,
-    geometry_of,
-    read_weights,
-    why_unsupported,
-)
+from polyopt.engines.fast_weights import Weights, fingerprint, read_weights
 from polyopt.errors import UserError
+from polyopt.models.llama_like import geometry_of, why_unsupported
+from polyopt.models.recorder import Recorder
+from polyopt.models.rotary import RotaryTable
 
 
 class FastDecoder:
-    """`Decoder` for the families of `fast_weights.FAMILIES`."""
+    """`Decoder` for the families of `llama_like.FAMILIES`."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         if reason := why_unsupported(model):
             raise UserError(f"the fast decoder doesn't run {reason}; use GenericDecoder.")
         self.model = model
+        self.recorder: Recorder | None = None
         self.geometry = geometry_of(model)
         self._read: Hashable = None
         self._weights: Weights
@@ -105,7 +98,7 @@ class FastDecoder:
             if shapes[index] != caches[index].shape:
                 caches[index].reserve(*shapes[index])
 
-    def place(self, row: int, segment: Segment) -> None:
+    def place(self, row: int, segment: Segment, most: int) -> None:
         """Share the prompt, copy the completion's prefix."""
         self._grouping = None
         self._prompts.place(row, segment.root)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import torch
 from jaxtyping import Float
@@ -10,14 +10,11 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from polyopt.engines.decoder import KeyValue, Prefill, Segment, past_of
-from polyopt.engines.fast_block import (
-    RotaryTable,
-    feed_forward,
-    queries_keys_values,
-    rotations,
-)
-from polyopt.engines.fast_weights import Geometry, Weights
+from polyopt.engines.fast_block import feed_forward, queries_keys_values, rotations
+from polyopt.engines.fast_weights import Weights
+from polyopt.models.llama_like import Geometry
 from polyopt.models.packed_kernels import Stretches, packed_attention
+from polyopt.models.rotary import RotaryTable
 from polyopt.native.library import kernels_for
 
 MOST_TOKENS = 4096
@@ -28,14 +25,19 @@ def prefill(
     weights: Weights, geometry: Geometry, table: RotaryTable, jobs: Sequence[Prefill]
 ) -> list[Segment]:
     """Compute the segments, in passes of at most `MOST_TOKENS` tokens."""
-    segments: list[Segment] = []
+    parts = (_prefill(weights, geometry, table, chunk) for chunk in chunks(jobs))
+    return [segment for part in parts for segment in part]
+
+
+def chunks(jobs: Sequence[Prefill]) -> Iterator[list[Prefill]]:
+    """The jobs, at most `MOST_TOKENS` tokens at a time."""
     chunk: list[Prefill] = []
     for job in jobs:
         if chunk and sum(len(j.tokens) for j in (*chunk, job)) > MOST_TOKENS:
-            segments += _prefill(weights, geometry, table, chunk)
+            yield chunk
             chunk = []
         chunk.append(job)
-    return segments + _prefill(weights, geometry, table, chunk)
+    yield chunk
 
 
 def _prefill(

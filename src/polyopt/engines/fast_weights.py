@@ -13,29 +13,14 @@ from typing import Any
 
 import torch
 from jaxtyping import Float
-from torch import Tensor, nn
+from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyopt.engines.fast_projection import Projection
-
-FAMILIES = frozenset({"llama", "mistral", "qwen2", "qwen3"})
-STATIC_ROTARY = frozenset({"default", "linear", "llama3", "yarn"})
-
+from polyopt.models.llama_like import Geometry, geometry_of, head_of, is_lora, linears
 
 Project = Callable[[Tensor, Tensor | None], Projection]
 """Makes the projection of a weight and a bias."""
-
-
-@dataclass(frozen=True)
-class Geometry:
-    """Sizes of the model: H query heads and K key-value heads of D dimensions."""
-
-    layers: int
-    query_heads: int
-    key_heads: int
-    head_dim: int
-    norm_eps: float
-    scaling: float
 
 
 @dataclass(frozen=True)
@@ -62,55 +47,13 @@ class Weights:
     head: Projection
 
 
-def why_unsupported(model: PreTrainedModel) -> str | None:
-    """What keeps the model from the fast decoder, or None."""
-    config = model.config
-    if config.model_type not in FAMILIES:
-        return f"model type {config.model_type}"
-    rotary = getattr(config, "rope_parameters", None) or {}
-    if rotary.get("rope_type") not in STATIC_ROTARY or rotary.get("partial_rotary_factor", 1) != 1:
-        return f"rotary embedding {rotary}"
-    if config.hidden_act not in ("silu", "swish"):
-        return f"activation {config.hidden_act}"
-    if _slides(model):
-        return "sliding-window attention"
-    for module in _linears(model):
-        if reason := _why_opaque(module):
-            return reason
-    return None
-
-
-def _slides(model: PreTrainedModel) -> bool:
-    """Whether some layer's window is shorter than the longest sequence."""
-    config: Any = model.config
-    inner: Any = model.model
-    windows = [getattr(block.self_attn, "sliding_window", None) for block in inner.layers]
-    if config.model_type == "mistral":
-        windows.append(getattr(config, "sliding_window", None))
-    return any(window and window < config.max_position_embeddings for window in windows)
-
-
-def geometry_of(model: PreTrainedModel) -> Geometry:
-    """The model's sizes."""
-    config = model.config
-    attention: Any = model.model.layers[0].self_attn
-    return Geometry(
-        layers=config.num_hidden_layers,
-        query_heads=config.num_attention_heads,
-        key_heads=config.num_key_value_heads,
-        head_dim=attention.head_dim,
-        norm_eps=config.rms_norm_eps,
-        scaling=attention.scaling,
-    )
-
-
 def fingerprint(model: PreTrainedModel) -> Hashable:
     """Changes whenever a weight is written in place or replaced, or an adapter is switched."""
     weights = tuple((p.data_ptr(), p._version) for p in model.parameters())
     adapters = tuple(
         (tuple(m.active_adapters), m.disable_adapters, m.merged, tuple(m.scaling.items()))
-        for m in _linears(model)
-        if _is_lora(m)
+        for m in linears(model)
+        if is_lora(m)
     )
     return weights, adapters
 
@@ -123,7 +66,7 @@ def read_weights(model: PreTrainedModel, project: Project) -> Weights:
         embedding=inner.embed_tokens.weight.detach(),
         layers=[_layer(block, geometry, project) for block in inner.layers],
         norm=inner.norm.weight.detach(),
-        head=project(*_affine(_head(model))),
+        head=project(*_affine(head_of(model))),
     )
 
 
@@ -166,41 +109,9 @@ def _interleave(rows: Tensor, heads: int) -> Tensor:
     return rows.reshape(heads, 2, -1, *shape[1:]).transpose(1, 2).reshape(shape)
 
 
-def _linears(model: PreTrainedModel) -> list[Any]:
-    """All modules that are read as affine maps."""
-    inner: Any = model.model
-    found = [_head(model)]
-    for block in inner.layers:
-        attention, mlp = block.self_attn, block.mlp
-        found += [attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj]
-        found += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    return found
-
-
-def _head(model: Any) -> Any:
-    """The map from hidden states to logits."""
-    return model.get_output_embeddings()
-
-
-def _is_lora(module: Any) -> bool:
-    return hasattr(module, "lora_A") and hasattr(module, "get_delta_weight")
-
-
-def _why_opaque(module: Any) -> str | None:
-    """Why the module's weight can't be read, or None."""
-    if _is_lora(module):
-        variants = getattr(module, "lora_variant", {}) or any(
-            getattr(module, "use_dora", {}).values()
-        )
-        if variants or any(getattr(module, "lora_bias", {}).values()):
-            return "a LoRA variant"
-        module = module.get_base_layer()
-    return None if type(module) is nn.Linear else f"a layer of type {type(module).__name__}"
-
-
 def _affine(module: Any) -> tuple[Tensor, Tensor | None]:
     """Weight and bias of a linear layer, active LoRA adapters added."""
-    if not _is_lora(module):
+    if not is_lora(module):
         return module.weight.detach(), None if module.bias is None else module.bias.detach()
     weight, bias = _affine(module.get_base_layer())
     if not (module.merged or module.disable_adapters):

@@ -13,6 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache, DynamicLayer
 
 from polyopt.engines.decoder import Prefill, RowShape, Segment, past_of
 from polyopt.errors import UserError
+from polyopt.models.recorder import Recorder
 
 
 class RowsLayer(DynamicLayer):  # type: ignore[no-untyped-call]
@@ -49,6 +50,7 @@ class GenericDecoder:
     def __init__(self, model: PreTrainedModel) -> None:
         _check_cacheable(model)
         self.model = model
+        self.recorder: Recorder | None = None
         self.device = model.device
         parameters = inspect.signature(model.forward).parameters
         self._cache_name = "cache" if "cache" in parameters else "past_key_values"
@@ -136,7 +138,7 @@ class GenericDecoder:
                 layer.buffers[i : i + 1] = [buffer]
         self._capacity, self._end = columns, width
 
-    def place(self, row: int, segment: Segment) -> None:
+    def place(self, row: int, segment: Segment, most: int) -> None:
         """Copy the segment and its parents into the row's last columns."""
         length = segment.length
         if length > self._end:

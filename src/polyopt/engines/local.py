@@ -15,12 +15,13 @@ from polyopt.engines.batching import Batching
 from polyopt.engines.completions import Completions
 from polyopt.engines.decoder import Decoder, Work
 from polyopt.engines.fast_decoder import FastDecoder
-from polyopt.engines.fast_weights import why_unsupported
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.native_decoder import NativeDecoder, why_not_native
 from polyopt.engines.protocol import Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
 from polyopt.errors import UserError
+from polyopt.models.llama_like import why_unsupported
+from polyopt.models.recorder import Recorder
 
 if TYPE_CHECKING:
     from polyopt.models.policy import Policy
@@ -74,6 +75,7 @@ class LocalEngine:
         self.cache_bytes = cache_bytes
         self.max_rows = max_rows
         self.version = 0
+        self._recorder: Recorder | None = None
         self.work = Work()
         self._decode = decode
         self._make_decoder = decoder
@@ -92,6 +94,7 @@ class LocalEngine:
             self._use(policy.model)
         self._decoder.reload()
         self.version = policy.version
+        self._recorder = policy.recorder
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """The samples of the requests, in their order."""
@@ -112,6 +115,7 @@ class LocalEngine:
                 samples[index] = Sample(request, (), (), finish, self.version, entropy)
         with _evaluating(self._model):
             self._decoder.refresh()
+            self._decoder.recorder = self._wanted_record()
             queue = Queue(self._decoder, self.cache_bytes, self.max_rows, self.work)
             completions = Completions(
                 [ticket.request for ticket in tickets], self.max_rows, self._decode, self.version
@@ -119,6 +123,12 @@ class LocalEngine:
             batching = Batching(self._decoder, queue, tickets, completions, self.work)
             samples.update(batching.run())
         return [samples[i] for i in range(len(requests))]
+
+    def _wanted_record(self) -> Recorder | None:
+        """Where activations are wanted: of the weights that this engine samples with."""
+        recorder = self._recorder
+        wanted = recorder is not None and recorder.open and recorder.version == self.version
+        return recorder if wanted else None
 
     def _check(self, request: SampleRequest, vocabulary: int) -> None:
         """Refuse what the model can't continue."""

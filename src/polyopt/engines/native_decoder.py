@@ -4,19 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Sequence
 
+import numpy as np
 import torch
 from jaxtyping import Float
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyopt.engines.decoder import Prefill, RowShape, Segment
-from polyopt.engines.fast_block import RotaryTable
 from polyopt.engines.fast_prefill import prefill
-from polyopt.engines.fast_weights import fingerprint, geometry_of, why_unsupported
+from polyopt.engines.fast_weights import fingerprint
 from polyopt.engines.native_cache import PagedCache
+from polyopt.engines.native_prefill import prefill as recorded_prefill
 from polyopt.engines.native_weights import NativeWeights
 from polyopt.errors import UserError
-from polyopt.native.decoding import Decoding
+from polyopt.models.activations import Activations
+from polyopt.models.block_stack import BlockStack, why_not_stacked
+from polyopt.models.llama_like import geometry_of, why_unsupported
+from polyopt.models.recorder import Recorder
+from polyopt.models.rotary import RotaryTable
+from polyopt.native.decoding import Decoding, Keeping, RecordStruct
 from polyopt.native.library import native
 
 
@@ -32,7 +38,7 @@ def why_not_native(model: PreTrainedModel) -> str | None:
 
 
 class NativeDecoder:
-    """`Decoder` for the families of `fast_weights.FAMILIES` in float32."""
+    """`Decoder` for the families of `llama_like.FAMILIES` in float32."""
 
     def __init__(self, model: PreTrainedModel) -> None:
         if reason := why_not_native(model):
@@ -40,6 +46,10 @@ class NativeDecoder:
         kernels = native()
         assert kernels is not None
         self.model = model
+        self.recorder: Recorder | None = None
+        self._tracks: list[int] = []
+        self._record: tuple[Activations, RecordStruct] | None = None
+        self._stack = BlockStack(model) if why_not_stacked(model) is None else None
         self.geometry = geometry_of(model)
         sizes = (self.geometry.layers, self.geometry.key_heads, self.geometry.head_dim)
         self._decoding = Decoding(kernels, *sizes)
@@ -70,7 +80,10 @@ class NativeDecoder:
     @torch.inference_mode()
     def prefill(self, jobs: Sequence[Prefill]) -> list[Segment]:
         """All segments in one pass over their tokens."""
-        return prefill(self._weights.weights, self.geometry, self._rotary, jobs)
+        weights, geometry = self._weights.weights, self.geometry
+        if self._stack is None or any(job.parent or job.known for job in jobs):
+            return prefill(weights, geometry, self._rotary, jobs)
+        return recorded_prefill(self._stack, weights, self.recorder, jobs)
 
     def row_bytes(self, rows: Sequence[RowShape]) -> int:
         """Bytes of the rows' pages."""
@@ -85,23 +98,44 @@ class NativeDecoder:
         """Allow for the rows' pages."""
         self._cache.reserve(rows, most_bytes)
 
-    def place(self, row: int, segment: Segment) -> None:
+    def place(self, row: int, segment: Segment, most: int) -> None:
         """Share the prompt, copy the completion's prefix."""
         self._cache.place(row, segment)
+        if row < len(self._tracks):
+            self._close(row)
+        else:
+            self._tracks.append(-1)
+        if self.recorder is not None and segment.parent is None:
+            self._tracks[row] = self.recorder.track(segment.tokens, most)
+
+    def _close(self, row: int) -> None:
+        if self.recorder is not None:
+            self.recorder.close(self._tracks[row])
+        self._tracks[row] = -1
 
     def release(self, row: int) -> None:
         """Give back the row's pages."""
         self._cache.release(row)
+        self._close(row)
 
     def move(self, source: int, target: int) -> None:
         """Hand one row's pages to another."""
         self._cache.move(source, target)
+        self._tracks[target], self._tracks[source] = self._tracks[source], -1
 
     def shrink(self, rows: int) -> None:
         """Forget the last rows."""
         self._cache.shrink(rows)
+        for row in range(rows, len(self._tracks)):
+            self._close(row)
+        del self._tracks[rows:]
         if rows == 0:
             self._logits = torch.empty(0, 0)
+
+    def _record_struct(self, activations: Activations) -> RecordStruct:
+        if self._record is None or self._record[0] is not activations:
+            self._record = activations, RecordStruct.of(activations)
+        return self._record[1]
 
     @torch.inference_mode()
     def step(self, tokens: Sequence[int]) -> Float[Tensor, "R V"]:
@@ -111,6 +145,10 @@ class NativeDecoder:
             self._logits = torch.empty(len(tokens), vocabulary)
         cache.grow()
         logits = self._logits[: len(tokens)]
+        keeping = None
+        if self.recorder is not None:
+            places = self.recorder.take(np.array(self._tracks), tokens)
+            keeping = Keeping(self._record_struct(self.recorder.activations), places)
         self._decoding.step(
             self._weights.struct,
             tokens,
@@ -119,6 +157,7 @@ class NativeDecoder:
             cache.columns,
             self._rotary.upto(cache.last_position),
             logits,
+            keeping,
         )
         cache.advance()
         return logits

@@ -10,7 +10,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 
 from polyopt.engines.fast_projection import Projection
-from polyopt.engines.fast_weights import Geometry, LayerWeights, Weights, read_weights
+from polyopt.engines.fast_weights import LayerWeights, Weights, read_weights
+from polyopt.models.llama_like import Geometry
 from polyopt.native.arena import Arena
 from polyopt.native.decoding import LayerStruct, ModelStruct, WeightStruct
 from polyopt.native.library import Library

@@ -79,9 +79,9 @@ class Head:
                 *(norm, entropies, grad_logp, grad_entropy),
             )
             if grad_hidden is not None:
-                product(logits, self.weight[part], out=grad_hidden)
+                product(logits, self.weight[part], add=grad_hidden, out=grad_hidden)
             if grad_weight is not None:
-                grad_weight[part] = product(logits.t(), self.hidden)
+                product(logits.t(), self.hidden, out=grad_weight[part])
             if grad_bias is not None:
                 grad_bias[part] = logits.sum(0)
         return grad_hidden, grad_weight, grad_bias

@@ -25,16 +25,22 @@ SMALL = 1 << 20
 
 
 def product(
-    a: Float[Tensor, "M K"], b: Float[Tensor, "K N"], out: Float[Tensor, "M N"] | None = None
+    a: Float[Tensor, "M K"],
+    b: Float[Tensor, "K N"],
+    *,
+    add: Float[Tensor, "M N"] | None = None,
+    out: Float[Tensor, "M N"] | None = None,
 ) -> Float[Tensor, "M N"]:
-    """a @ b without a graph, by the fastest library there is; added to `out` if that is given."""
-    if _gains(a, b, a.shape[0] * a.shape[1] * b.shape[1]):
-        found = _onednn(a, b.t(), None)
-    elif out is not None:
-        return out.addmm_(a, b)
-    else:
-        return a @ b
-    return found if out is None else out.add_(found)
+    """a @ b + `add` without a graph, by the fastest library there is; written to `out` if given.
+
+    `out` may be `add` itself, and its rows may lie apart.
+    """
+    if not _gains(a, b, a.shape[0] * a.shape[1] * b.shape[1]):
+        return torch.mm(a, b, out=out) if add is None else torch.addmm(add, a, b, out=out)
+    found = _onednn(a, b.t(), None)
+    if add is not None:
+        found += add
+    return found if out is None else out.copy_(found)
 
 
 @contextmanager

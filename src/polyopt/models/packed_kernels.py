@@ -92,9 +92,7 @@ class PackedAttention(torch.autograd.Function):
         kernels: Library,
     ) -> Float[Tensor, "S H D"]:
         queries, keys, values = (_rows(tensor) for tensor in (queries, keys, values))
-        out = torch.empty(queries.shape)
-        norm = torch.empty(queries.shape[:2])
-        _run(kernels, stretches, (queries, keys, values, out, None), norm, None, scale)
+        out, norm = attend(kernels, (queries, keys, values), stretches, scale)
         ctx.save_for_backward(queries, keys, values, out, norm)
         ctx.rest = stretches, scale, kernels
         return out
@@ -103,11 +101,38 @@ class PackedAttention(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Any:
         queries, keys, values, out, norm = ctx.saved_tensors
         stretches, scale, kernels = ctx.rest
-        inputs = queries, keys, values
-        gradients = tuple(torch.zeros(tensor.shape) for tensor in inputs)
-        tensors = (*inputs, out, _rows(gradient))
-        _run(kernels, stretches, tensors, norm, gradients, scale)
-        return *gradients, None, None, None
+        heads = queries, keys, values
+        found = attend_backward(kernels, heads, out, norm, _rows(gradient), stretches, scale)
+        return *found, None, None, None
+
+
+QueriesKeysValues = tuple[Tensor, Tensor, Tensor]
+"""Queries [S, H, D], keys [S, K, D] and values [S, K, D], each head's D numbers side by side."""
+
+
+def attend(
+    kernels: Library, heads: QueriesKeysValues, stretches: Stretches, scale: float
+) -> tuple[Float[Tensor, "S H D"], Float[Tensor, "S H"]]:
+    """The attention's output, and the logsumexp of each query's scores; D is whole vectors."""
+    out, norm = torch.empty(heads[0].shape), torch.empty(heads[0].shape[:2])
+    _run(kernels, stretches, (*heads, out, None), norm, None, scale)
+    return out, norm
+
+
+def attend_backward(
+    kernels: Library,
+    heads: QueriesKeysValues,
+    out: Float[Tensor, "S H D"],
+    norm: Float[Tensor, "S H"],
+    gradient: Float[Tensor, "S H D"],
+    stretches: Stretches,
+    scale: float,
+) -> QueriesKeysValues:
+    """The gradients of queries, keys and values from that of the output."""
+    queries, keys, values = (torch.zeros(tensor.shape) for tensor in heads)
+    found = queries, keys, values
+    _run(kernels, stretches, (*heads, out, gradient), norm, found, scale)
+    return found
 
 
 def _run(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,6 +42,21 @@ class Rows:
     def scatter(self, flat: Tensor) -> Tensor:
         """Values [M] of the predicted tokens in their places in [N, T], 0 elsewhere."""
         return flat.new_zeros(self.shape).index_put((self.row, self.column), flat)
+
+    def each(self) -> Iterator[Rows]:
+        """The rows that predict something, one by one."""
+        for row, used in enumerate(self.fed()):
+            own = self.row == row
+            if used:
+                parts = (self.position[own], self.column[own], self.targets[own])
+                only = (self.input_ids[row : row + 1, :used], self.row[own] * 0, *parts)
+                yield Rows(*only, self.prompt_lengths[row : row + 1], (1, self.shape[1]))
+
+    def fed(self) -> list[int]:
+        """Tokens of each row up to the last one that predicts a token."""
+        used = torch.zeros_like(self.prompt_lengths)
+        counts: list[int] = used.scatter_reduce(0, self.row, self.position + 1, "amax").tolist()
+        return counts
 
     def to(self, device: torch.device) -> Rows:
         """The rows with every tensor on `device`."""
@@ -90,6 +106,11 @@ def _check(row: Tensor, column: Tensor, lengths: Tensor, starts: Tensor) -> None
             f"row {bad}: its prompt is empty, so no position predicts its first token; give the "
             "prompt at least one token (such as BOS)"
         )
+
+
+def longest_row(batch: Batch) -> int:
+    """Tokens of the longest row of a batch that has any."""
+    return int((batch["prompt_lengths"] + batch["lengths"]).max())
 
 
 def micro_batches(batch: Batch, micro_tokens: int) -> list[Int[Tensor, " rows"]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,9 +17,10 @@ from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import check_trainable
 from polyopt.models.matrix_products import fast_linear
-from polyopt.models.packing import micro_batches, rows_of, shared_micro_batches
+from polyopt.models.packing import Rows, longest_row, micro_batches, rows_of, shared_micro_batches
 from polyopt.models.prompt_text import encode_prompt, stop_ids_of, use_chat_template
 from polyopt.models.quiet import no_progress_bars
+from polyopt.models.recorder import Recorder
 from polyopt.models.reference import Reference, prepare_reference
 from polyopt.models.scoring import Scorer
 from polyopt.models.shared_prefix import checkpoint_contexts
@@ -60,6 +61,7 @@ class Policy:
         value_head: Estimates values from hidden states, if there is one.
         precision: "float32", or "bfloat16" for bf16 autocast over the stored weights.
         name: What the model is called in messages.
+        recorder: Keeps activations of tokens as they are sampled, for models that can use them.
     """
 
     def __init__(
@@ -83,10 +85,12 @@ class Policy:
         self.name = name or getattr(model.config, "_name_or_path", "") or type(model).__name__
         self.gradient_checkpointing = gradient_checkpointing
         self._chat = use_chat_template(tokenizer, chat_template)
-        self._scorer = Scorer(model, share_prefix=shared_prefix)
-        self._reference: Reference | None = None
         if gradient_checkpointing:
             _enable_checkpointing(model)
+        self._scorer = Scorer(model, share_prefix=shared_prefix)
+        stack = self._scorer.packed.stack if shared_prefix else None
+        self.recorder = None if stack is None else Recorder(stack)
+        self._reference: Reference | None = None
         self.settle()
 
     @property
@@ -231,11 +235,61 @@ class Policy:
         Where shared prompts are encoded once, rows of one prompt stay together; else rows of like
         length do, and padding counts.
         """
-        if len(batch):
-            longest = int((batch["prompt_lengths"] + batch["lengths"]).max())
-            if self._scorer.packs(longest):
-                return shared_micro_batches(batch, micro_tokens)
-        return micro_batches(batch, micro_tokens)
+        if not len(batch) or not self._scorer.packs(longest_row(batch)):
+            return micro_batches(batch, micro_tokens)
+        recorder = self._recorded()
+        if recorder is None:
+            return shared_micro_batches(batch, micro_tokens)
+        known = recorder.known(rows_of(batch))
+        others = (~known).nonzero()[:, 0]
+        splits = shared_micro_batches(batch.select(others), micro_tokens) if len(others) else []
+        first = [known.nonzero()[:, 0]] if bool(known.any()) else []
+        return first + [others[rows] for rows in splits]
+
+    @contextlib.contextmanager
+    def recording(self, most_tokens: int) -> Iterator[None]:
+        """Inside, engines in this process keep activations of what they sample.
+
+        They serve `evaluate` until the weights change.
+
+        Args:
+            most_tokens: Tokens that there is memory for; others are computed again.
+        """
+        if self.recorder is None or self.precision != "float32":
+            yield
+            return
+        self.recorder.begin(most_tokens, self.version, self._mark())
+        try:
+            yield
+        finally:
+            self.recorder.end()
+
+    def _mark(self) -> Hashable:
+        """Changes with the weights.
+
+        Optimizers raise `version`; whoever writes to weights otherwise raises their counters.
+        """
+        return self.version, *((p.data_ptr(), p._version) for p in self.model.parameters())
+
+    def _recorded(self) -> Recorder | None:
+        """The recorder, if what it has was computed with the present weights."""
+        recorder = self.recorder
+        return recorder if recorder is not None and recorder.holds(self._mark()) else None
+
+    def _checked(self, rows: Rows) -> Recorder | None:
+        """The recorder, after a look at one row now and then: is it what the model computes?"""
+        recorder = self._recorded()
+        if recorder is None or not recorder.due(self.version):
+            return recorder
+        row = next((r for r in rows.each() if bool(recorder.known(r).all())), None)
+        if row is not None:
+            with torch.no_grad():
+                recorder.check(
+                    self.version,
+                    self._scorer.hidden_states(row, recorder),
+                    self._scorer.plain_hidden_states(row),
+                )
+        return self._recorded()
 
     def prepare_reference(self, weights: Mapping[str, Tensor] | None = None) -> None:
         """Make the present weights, or given ones, the reference policy; a second call moves it.
@@ -342,7 +396,8 @@ class Policy:
         needs = {"hidden"} if {"values", "uniform_value"} & set(want) else set()
         plain = self.precision == "float32" and self.device.type == "cpu"
         with self.autocast(), fast_linear(plain):
-            scores = scorer(rows, distribution, needs | ({"entropy"} & set(want)))
+            recorder = self._checked(rows) if scorer is self._scorer else None
+            scores = scorer(rows, distribution, needs | ({"entropy"} & set(want)), recorder)
         flat = {"logp": scores.logp, "entropy": scores.entropy}
         if "values" in want and self.value_head is not None and scores.hidden is not None:
             flat["values"] = self.value_head(scores.hidden)

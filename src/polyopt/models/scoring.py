@@ -15,6 +15,7 @@ from polyopt.distribution import Distribution
 from polyopt.errors import UserError
 from polyopt.models.log_probs import log_probs, log_probs_from_logits
 from polyopt.models.packing import Rows
+from polyopt.models.recorder import Recorder
 from polyopt.models.shared_prefix import PackedDecoder, pack
 
 
@@ -56,7 +57,7 @@ class Scorer:
         self.share_prefix = share_prefix
         self.decoder: Any = None if body is base else body
         self.head: Any = base.get_output_embeddings()
-        self.packed = PackedDecoder(self.decoder)
+        self.packed = PackedDecoder(base, self.decoder)
         self._plain_head: bool | None = None
 
     @property
@@ -67,13 +68,20 @@ class Scorer:
         return self._plain_head
 
     def __call__(
-        self, rows: Rows, distribution: Distribution, want: Collection[str] = ()
+        self,
+        rows: Rows,
+        distribution: Distribution,
+        want: Collection[str] = (),
+        recorder: Recorder | None = None,
     ) -> Scores:
-        """Scores of the rows' predicted tokens; `want` may hold "entropy" and "hidden"."""
+        """Scores of the rows' predicted tokens; `want` may hold "entropy" and "hidden".
+
+        Rows whose activations the recorder has aren't run through the decoder again.
+        """
         entropy = "entropy" in want
         hidden: Tensor | None
         if self.plain_head:
-            states = hidden = self.hidden_states(rows)
+            states = hidden = self.hidden_states(rows, recorder)
             logp, entropies = self.head_log_probs(states, rows.targets, distribution, entropy)
         else:
             logits, hidden = self._model_logits(rows, "hidden" in want)
@@ -111,10 +119,16 @@ class Scorer:
         """Whether rows of up to `longest` tokens are encoded packed, shared prompts once."""
         return self.share_prefix and self.plain_head and self.packed.takes(longest)
 
-    def hidden_states(self, rows: Rows) -> Tensor:
+    def hidden_states(self, rows: Rows, recorder: Recorder | None = None) -> Tensor:
         """Last hidden states [M, H] that predict the rows' tokens."""
         if len(rows.row) and self.packs(rows.input_ids.shape[1]):
-            return self.packed(pack(rows))
+            packed = pack(rows)
+            known = None if recorder is None else recorder.of(rows, packed)
+            return self.packed(packed, known)
+        return self.plain_hidden_states(rows)
+
+    def plain_hidden_states(self, rows: Rows) -> Tensor:
+        """The same by the decoder's own forward."""
         output = self.decoder(input_ids=rows.input_ids, use_cache=False)
         hidden: Tensor = output.last_hidden_state[rows.row, rows.position]
         return hidden

@@ -19,6 +19,8 @@ from jaxtyping import Bool, Int
 from torch import Tensor
 from torch.nn.functional import pad, scaled_dot_product_attention
 
+from polyopt.models.activations import Activations
+from polyopt.models.block_stack import BlockStack, Tokens, why_not_stacked
 from polyopt.models.packed_kernels import Stretches
 from polyopt.models.packed_kernels import packed_attention as kernel_attention
 from polyopt.models.packing import Rows, same_prompts
@@ -62,6 +64,7 @@ class Packed:
     Attributes:
         input_ids: Trunks (shared prompts, or whole rows that share nothing), then branches (the
             completions of shared prompts).
+        row: Row of each token; of a shared prompt, the first one.
         position_ids: Each token's position in its own row.
         blocks: How attention is computed.
         order: Places of the S tokens in the blocks' flattened outputs.
@@ -70,11 +73,17 @@ class Packed:
     """
 
     input_ids: Int[Tensor, "1 S"]
+    row: Int[Tensor, " S"]
     position_ids: Int[Tensor, "1 S"]
     blocks: tuple[Block, ...]
     order: Int[Tensor, " S"]
     source: Int[Tensor, " M"]
     stretches: Stretches
+
+    @property
+    def tokens(self) -> Tokens:
+        """The tokens and who of them sees whom."""
+        return Tokens(self.input_ids[0], self.position_ids[0], self.stretches)
 
 
 @dataclass(frozen=True)
@@ -124,6 +133,7 @@ def pack(rows: Rows) -> Packed:
     filled = (places >= 0).nonzero()[:, 0]
     return Packed(
         input_ids=rows.input_ids[owner % n, position][None],
+        row=owner % n,
         position_ids=position[None],
         blocks=blocks,
         order=torch.empty_like(owner).index_put_((places[filled],), filled),
@@ -263,15 +273,22 @@ def _heads(tensor: Tensor, heads: int) -> Tensor:
 class PackedDecoder:
     """Runs a decoder on packed rows, if its attention can be given the structure.
 
+    Models like Llama have forward and backward written out (`BlockStack`) on the CPU in float32;
+    others run by their own code, with another attention.
+
     Attributes:
-        decoder: The module that gives the last hidden states.
+        model: The causal LM.
+        decoder: Its module that gives the last hidden states, None if it can't be told.
         longest: Rows longer than this, in tokens, take the plain route: a window of attention
             would hide tokens from one another. None where there is no window.
+        stack: The written-out model, where there is one.
     """
 
-    def __init__(self, decoder: Any) -> None:
+    def __init__(self, model: Any, decoder: Any) -> None:
         self.decoder = decoder
         self.longest = _window(decoder.config) if decoder is not None else None
+        written = decoder is not None and why_not_stacked(model) is None
+        self.stack = BlockStack(model) if written else None
         self._exact: bool | None = None
 
     @property
@@ -279,14 +296,26 @@ class PackedDecoder:
         """Whether this decoder gives the same hidden states packed and plain, tried once."""
         if self._exact is None:
             self._exact = self.decoder is not None and self._try()
+            if not self._exact and self.stack is not None:
+                self.stack = None
+                self._exact = self._try()
         return self._exact
 
     def takes(self, longest: int) -> bool:
         """Whether the packed route is right for rows of up to `longest` tokens."""
         return self.exact and (self.longest is None or longest <= self.longest)
 
-    def __call__(self, packed: Packed) -> Tensor:
-        """Hidden states [M, H] that predict the M tokens."""
+    @property
+    def written_out(self) -> BlockStack | None:
+        """The written-out model, if it is right for the model's present weights and autocast."""
+        weight = self.decoder.get_input_embeddings().weight
+        plain = weight.dtype == torch.float32 and weight.device.type == "cpu"
+        return self.stack if plain and not torch.is_autocast_enabled("cpu") else None
+
+    def __call__(self, packed: Packed, known: Activations | None = None) -> Tensor:
+        """Hidden states [M, H] that predict the M tokens; `known` activations save the forward."""
+        if stack := self.written_out:
+            return stack(packed.tokens, packed.source, known)
         with attention_of(self.decoder.config, ATTENTION):
             output = self.decoder(
                 input_ids=packed.input_ids,

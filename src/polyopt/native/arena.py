@@ -32,12 +32,13 @@ class Arena:
                 self._used += -(-count // 16) * 16
                 return piece
             self._block, self._used = self._block + 1, 0
-        self._blocks.append(_block(max(4 * count, BLOCK)))
+        self._blocks.append(lazy_memory(max(count, BLOCK // 4)))
         return self.take(count)
 
 
-def _block(size: int) -> Float[Tensor, " B"]:
-    memory = mmap.mmap(-1, size)
+def lazy_memory(count: int) -> Float[Tensor, " B"]:
+    """Zeros that take memory when they are first touched."""
+    memory = mmap.mmap(-1, 4 * max(count, 1))
     if hasattr(mmap, "MADV_HUGEPAGE"):
         memory.madvise(mmap.MADV_HUGEPAGE)
     return torch.frombuffer(memory, dtype=torch.float32)

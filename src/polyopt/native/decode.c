@@ -4,6 +4,7 @@
 #endif
 
 #include "attention.h"
+#include "norms.h"
 #include "products.h"
 
 typedef struct {
@@ -26,6 +27,16 @@ typedef struct {
     int64_t prompt_length, length; /* `length` tokens of the completion are there already */
 } Row;
 
+/* Where one layer's activations are kept: [places, ...], see models/activations.py. */
+typedef struct {
+    float *entered, *qkv, *heads, *norm, *attended, *between, *gate_up;
+} LayerRecord;
+
+typedef struct {
+    const LayerRecord *layers;
+    float *last;
+} Record;
+
 /* Rows in an order in which those of a prompt are neighbours, cut into tiles of one prompt each:
  * tile t holds rows order[tiles[t]] to order[tiles[t + 1] - 1]. */
 typedef struct {
@@ -33,6 +44,8 @@ typedef struct {
     const int64_t *tokens, *order, *starts;
     const Row *sequences;
     const float *rotary; /* [positions, D / 2] of (cos, sin) */
+    const Record *record; /* or NULL */
+    const int64_t *places; /* each row's in the record, or -1 */
 } Batch;
 
 typedef struct {
@@ -86,23 +99,18 @@ void polyopt_write_pages(float *const *pages, int64_t layer, int64_t heads, int6
         }
 }
 
-/* out = x / rms(x), times the weight. */
-static void rms_norm(const float *x, int64_t count, const float *weight, double eps, float *out) {
-    vec squares = splat(0);
-    int64_t i = 0;
-    for (; i + LANES <= count; i += LANES) squares += load(x + i) * load(x + i);
-    float total = sum_of(squares);
-    for (; i < count; i++) total += x[i] * x[i];
-    float scale = 1 / sqrtf(total / (float)count + (float)eps);
-    for (i = 0; i + LANES <= count; i += LANES)
-        store(out + i, load(x + i) * scale * load(weight + i));
-    for (; i < count; i++) out[i] = x[i] * scale * weight[i];
-}
+INLINE int64_t kept(const Batch *b, int64_t row) { return b->record ? b->places[row] : -1; }
 
-static void norm_rows(const Model *m, const Batch *b, const float *weight, Work *w) {
+/* Norms of the stream, which is kept in `record` [places, hidden] if there is one. */
+static void norm_rows(const Model *m, const Batch *b, const float *weight, float *record, Work *w) {
+    int64_t width = m->hidden;
 #pragma omp for schedule(static)
-    for (int64_t r = 0; r < b->rows; r++)
-        rms_norm(w->hidden + r * m->hidden, m->hidden, weight, m->eps, w->normed + r * m->hidden);
+    for (int64_t r = 0; r < b->rows; r++) {
+        const float *row = w->hidden + r * width;
+        rms_norm(row, width, weight, m->eps, w->normed + r * width);
+        if (kept(b, r) >= 0)
+            memcpy(record + kept(b, r) * width, row, sizeof(float) * (size_t)width);
+    }
 }
 
 /* y [rows, outputs] (+)= x [rows, inputs] W^T, the threads sharing the panels. */
@@ -113,13 +121,28 @@ static void project(const Weight *weight, const float *x, int64_t rows, int64_t 
         panel_product(weight, p, x, rows, x_stride, y, weight->outputs, add);
 }
 
+/* Keep the columns of panel p that gate and up have just got. */
+static void keep_gates(const Model *m, const Batch *b, int64_t p, const Work *w, float *record) {
+    int64_t width = m->intermediate, first = p * TILE_COLUMNS;
+    int64_t count = width - first < TILE_COLUMNS ? width - first : TILE_COLUMNS;
+    for (int64_t r = 0; r < b->rows; r++) {
+        if (kept(b, r) < 0) continue;
+        float *to = record + kept(b, r) * 2 * width + first;
+        int64_t at = r * w->gate_stride + first;
+        memcpy(to, w->gate + at, sizeof(float) * (size_t)count);
+        memcpy(to + width, w->up + at, sizeof(float) * (size_t)count);
+    }
+}
+
 /* gate = silu(gate) * up, in columns of whole vectors. */
-static void gated_panels(const Layer *layer, const Model *m, int64_t rows, Work *w) {
-    int64_t stride = w->gate_stride;
+static void gated_panels(const Layer *layer, const Model *m, const Batch *b, float *record,
+                         Work *w) {
+    int64_t stride = w->gate_stride, rows = b->rows;
 #pragma omp for schedule(static)
     for (int64_t p = 0; p < panels_of(m->intermediate); p++) {
         panel_product(&layer->gate, p, w->normed, rows, m->hidden, w->gate, stride, 0);
         panel_product(&layer->up, p, w->normed, rows, m->hidden, w->up, stride, 0);
+        if (b->record) keep_gates(m, b, p, w, record);
         for (int64_t r = 0; r < rows; r++)
             for (int64_t c = 0; c < TILE_COLUMNS; c += LANES) {
                 int64_t at = r * stride + p * TILE_COLUMNS + c;
@@ -142,6 +165,22 @@ static void turn(const Model *m, const Layer *layer, const float *rotation, int6
     }
 }
 
+/* Keep `count` heads as they are before their norm, partners apart as in the model. */
+static void keep_raw(const Model *m, const float *heads, int64_t count, float *to) {
+    int64_t dim = m->head_dim, half = dim / 2;
+    for (int64_t h = 0; h < count; h++)
+        for (int64_t d = 0; d < half; d++) {
+            to[h * dim + d] = heads[h * dim + 2 * d];
+            to[h * dim + d + half] = heads[h * dim + 2 * d + 1];
+        }
+}
+
+static void keep_heads(const Model *m, const float *heads, int64_t count, float *to) {
+    for (int64_t h = 0; h < count; h++)
+        memcpy(to + h * padded(m->head_dim), heads + h * m->head_dim,
+               sizeof(float) * (size_t)m->head_dim);
+}
+
 /* A row's queries of one key-value head, turned and scaled; its new key and value are stored. */
 static void take_in(const Model *m, const Layer *layer, int64_t index, const Batch *b, int64_t row,
                     int64_t head, Work *w, float *queries) {
@@ -151,21 +190,36 @@ static void take_in(const Model *m, const Layer *layer, int64_t index, const Bat
     const float *rotation = b->rotary + (sequence->prompt_length + at) * dim;
     float *key = heads + (m->query_heads + head) * dim;
     memcpy(queries, heads + head * share * dim, sizeof(float) * (size_t)(share * dim));
+    int64_t place = kept(b, row), at_head = place * heads_of(m), at_key = at_head + m->query_heads + head;
+    const LayerRecord *record = place < 0 ? NULL : b->record->layers + index;
+    if (record && record->qkv) {
+        keep_raw(m, queries, share, record->qkv + (at_head + head * share) * dim);
+        keep_raw(m, key, 1, record->qkv + at_key * dim);
+    }
     for (int64_t g = 0; g < share; g++)
         turn(m, layer, rotation, head * share + g, (float)m->scaling, queries + g * dim);
     turn(m, layer, rotation, m->query_heads + head, 1, key);
     float *page = sequence->own[at / PAGE] + (index * m->key_heads + head) * head_floats(dim);
     store_key(page, at % PAGE, key, dim);
     store_value(page, at % PAGE, key + m->key_heads * dim, dim);
+    if (record) {
+        int64_t room = padded(dim);
+        keep_heads(m, queries, share, record->heads + (at_head + head * share) * room);
+        keep_heads(m, key, 1, record->heads + at_key * room);
+        keep_heads(m, key + m->key_heads * dim, 1, record->heads + (at_key + m->key_heads) * room);
+    }
 }
 
-/* softmax of the scores on prompt and completion; one over the sum is taken out of the weights. */
-static float soften(float *scores, int64_t prompt, int64_t own) {
+/* softmax of the scores on prompt and completion; one over the sum is taken out of the weights.
+ * `norm` is the scores' logsumexp. */
+static float soften(float *scores, int64_t prompt, int64_t own, float *norm) {
     float *rest = scores + pages_of(prompt) * PAGE;
     int64_t end = blank(scores, prompt), own_end = blank(rest, own);
     float most = max_of(largest(rest, own_end, largest(scores, end, splat(-INFINITY))));
     vec total = exponentials(scores, end, most, splat(0));
-    return 1 / sum_of(exponentials(rest, own_end, most, total));
+    float sum = sum_of(exponentials(rest, own_end, most, total));
+    *norm = most + logf(sum);
+    return 1 / sum;
 }
 
 INLINE int64_t in_page(int64_t length, int64_t page) {
@@ -236,7 +290,7 @@ static void attend(const Model *m, int64_t index, const Batch *b, int64_t tile, 
     memset(out, 0, sizeof(float) * (size_t)(queries * width));
     View shared = view_of(m, index, head, lead->prompt, prompt), none = {0};
     score_pages(shared, none, query, queries, scores, stride);
-    float scales[queries];
+    float scales[queries], norms[queries];
     for (int64_t i = 0; i < rows; i++) {
         const Row *row = b->sequences + order[i];
         float *own = scores + i * share * stride + pages_of(prompt) * PAGE;
@@ -245,7 +299,7 @@ static void attend(const Model *m, int64_t index, const Batch *b, int64_t tile, 
         View next = view_after(m, index, head, b, order, rows, i);
         score_pages(v, next, query + i * share * dim, share, own, stride);
         for (int64_t q = i * share; q < (i + 1) * share; q++)
-            scales[q] = soften(scores + q * stride, prompt, v.length);
+            scales[q] = soften(scores + q * stride, prompt, v.length, norms + q);
         weigh_pages(v, next, own, stride, share, part);
     }
     weigh_pages(shared, none, scores, stride, queries, out);
@@ -254,6 +308,12 @@ static void attend(const Model *m, int64_t index, const Batch *b, int64_t tile, 
         for (int64_t q = 0; q < share; q++)
             for (int64_t d = 0; d < dim; d++)
                 to[q * dim + d] = out[(i * share + q) * width + d] * scales[i * share + q];
+        int64_t place = kept(b, order[i]);
+        if (place < 0) continue;
+        const LayerRecord *record = b->record->layers + index;
+        int64_t first = place * m->query_heads + head * share;
+        memcpy(record->attended + first * dim, to, sizeof(float) * (size_t)(share * dim));
+        memcpy(record->norm + first, norms + i * share, sizeof(float) * (size_t)share);
     }
 }
 
@@ -282,15 +342,16 @@ void polyopt_step(const Model *m, const Batch *b, float *memory, float *logits, 
                    sizeof(float) * (size_t)hidden);
         for (int64_t i = 0; i < m->layers; i++) {
             const Layer *layer = m->blocks + i;
-            norm_rows(m, b, layer->input_norm, &w);
+            const LayerRecord none = {0}, *record = b->record ? b->record->layers + i : &none;
+            norm_rows(m, b, layer->input_norm, record->entered, &w);
             project(&layer->qkv, w.normed, rows, hidden, w.qkv, 0);
             attend_all(m, i, b, &w);
             project(&layer->out, w.attended, rows, attended, w.hidden, 1);
-            norm_rows(m, b, layer->mlp_norm, &w);
-            gated_panels(layer, m, rows, &w);
+            norm_rows(m, b, layer->mlp_norm, record->between, &w);
+            gated_panels(layer, m, b, record->gate_up, &w);
             project(&layer->down, w.gate, rows, w.gate_stride, w.hidden, 1);
         }
-        norm_rows(m, b, m->norm, &w);
+        norm_rows(m, b, m->norm, b->record ? b->record->last : NULL, &w);
         project(&m->head, w.normed, rows, hidden, logits, 0);
     }
 }

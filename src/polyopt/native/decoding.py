@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import fields
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -12,6 +13,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from polyopt.models.activations import Activations, LayerActivations
 from polyopt.native.library import Library
 
 Integers = npt.NDArray[np.int64]
@@ -55,7 +57,37 @@ class BatchStruct(ctypes.Structure):
     _fields_ = (
         *((name, _Int) for name in ("rows", "tiles", "most_rows", "most_columns")),
         *((name, _Address) for name in ("tokens", "order", "starts", "sequences", "rotary")),
+        *((name, _Address) for name in ("record", "places")),
     )
+
+
+class LayerRecordStruct(ctypes.Structure):
+    """Where the activations of one block are kept."""
+
+    _fields_ = tuple((field.name, _Address) for field in fields(LayerActivations))
+
+
+class RecordStruct(ctypes.Structure):
+    """Where the activations of all blocks are kept; what the struct points to must stay alive."""
+
+    _fields_ = (("layers", ctypes.POINTER(LayerRecordStruct)), ("last", _Address))
+
+    @classmethod
+    def of(cls, activations: Activations) -> RecordStruct:
+        """The struct of these tensors."""
+        blocks = [
+            LayerRecordStruct(*(_at(getattr(layer, field.name)) for field in fields(layer)))
+            for layer in activations.layers
+        ]
+        layers = (LayerRecordStruct * len(blocks))(*blocks)
+        return cls(ctypes.cast(layers, ctypes.POINTER(LayerRecordStruct)), _at(activations.last))
+
+
+class Keeping(NamedTuple):
+    """Where the rows' activations of a step go: each row's place in a record, or -1."""
+
+    record: RecordStruct
+    places: Integers
 
 
 class Tiles(NamedTuple):
@@ -97,6 +129,7 @@ class Decoding:
         columns: int,
         rotary: Tensor,
         logits: Float[Tensor, "R V"],
+        keeping: Keeping | None = None,
     ) -> None:
         """Write logits after one more token of each sequence, whose pages have room for it.
 
@@ -109,6 +142,7 @@ class Decoding:
             columns: Most positions of a row, in whole pages.
             rotary: Cosines and sines of the positions.
             logits: Where to write.
+            keeping: Where to keep activations, if anybody wants them.
         """
         ids = np.asarray(tokens, dtype=np.int64)
         arrays: tuple[Any, ...] = (ids, tiles.order, tiles.starts, sequences)
@@ -116,6 +150,9 @@ class Decoding:
         addresses = (array.ctypes.data for array in arrays)
         sizes = (len(ids), len(tiles.starts) - 1, most, columns)
         batch = BatchStruct(*sizes, *addresses, rotary.data_ptr())
+        if keeping is not None:
+            batch.record = ctypes.addressof(keeping.record)
+            batch.places = keeping.places.ctypes.data
         threads = torch.get_num_threads()
         at = (ctypes.byref(model), ctypes.byref(batch))
         floats = int(self._c.polyopt_step_floats(*at, threads))
@@ -123,3 +160,8 @@ class Decoding:
             self._work = torch.empty(floats)
         out = (_Address(self._work.data_ptr()), _Address(logits.data_ptr()))
         self._c.polyopt_step(*at, *out, threads)
+
+
+def _at(tensor: Tensor | None) -> int | None:
+    assert tensor is None or tensor.is_contiguous()
+    return None if tensor is None else tensor.data_ptr()

@@ -3,3 +3,4 @@
 #include "rows.c"
 #include "packed_attention.c"
 #include "decode.c"
+#include "blocks.c"

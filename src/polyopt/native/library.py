@@ -53,7 +53,7 @@ class Library:
         outputs, inputs = weight.shape
         packed = torch.empty(self.packed_size(weight)) if into is None else into
         self._c.polyopt_pack(
-            _at(weight.contiguous()), _int(outputs), _int(inputs), _at(packed), _threads()
+            address(weight.contiguous()), _int(outputs), _int(inputs), address(packed), _threads()
         )
         return packed
 
@@ -68,13 +68,13 @@ class Library:
         rows, width = inputs.shape
         out = torch.empty(rows, outputs)
         self._c.polyopt_product(
-            _at(inputs),
+            address(inputs),
             _int(rows),
-            _at(packed),
-            _at(bias),
+            address(packed),
+            address(bias),
             _int(width),
             _int(outputs),
-            _at(out),
+            address(out),
             _threads(),
         )
         return out
@@ -96,9 +96,14 @@ class Library:
         the target (at first 0).
         """
         self._c.polyopt_softmax_sums(
-            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first)),
-            _at(targets, torch.int64),
-            *(ctypes.c_float(1 / temperature), int(weighted), _at(sums, torch.float64), _threads()),
+            *(address(logits), _int(len(logits)), _int(logits.shape[1]), _int(first)),
+            address(targets, torch.int64),
+            *(
+                ctypes.c_float(1 / temperature),
+                int(weighted),
+                address(sums, torch.float64),
+                _threads(),
+            ),
         )
 
     def softmax_gradient_(
@@ -118,10 +123,10 @@ class Library:
         targets' log-probabilities and of the entropies.
         """
         self._c.polyopt_softmax_gradient(
-            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _int(first)),
-            _at(targets, torch.int64),
-            *(ctypes.c_float(1 / temperature), _at(norm), _at(entropies)),
-            *(_at(grad_logp), _at(grad_entropy), _threads()),
+            *(address(logits), _int(len(logits)), _int(logits.shape[1]), _int(first)),
+            address(targets, torch.int64),
+            *(ctypes.c_float(1 / temperature), address(norm), address(entropies)),
+            *(address(grad_logp), address(grad_entropy), _threads()),
         )
 
     def draw(
@@ -142,10 +147,10 @@ class Library:
         logp = torch.empty(len(logits), dtype=torch.float64)
         entropies = torch.empty_like(logp) if entropy else None
         self._c.polyopt_draw(
-            *(_at(logits), _int(len(logits)), _int(logits.shape[1]), _at(scales)),
-            _at(uniforms, torch.float64),
-            *(_at(tokens, torch.int64), _at(logp, torch.float64)),
-            *(_at(entropies, torch.float64), _threads()),
+            *(address(logits), _int(len(logits)), _int(logits.shape[1]), address(scales)),
+            address(uniforms, torch.float64),
+            *(address(tokens, torch.int64), address(logp, torch.float64)),
+            *(address(entropies, torch.float64), _threads()),
         )
         return tokens, logp, entropies
 
@@ -174,7 +179,7 @@ def _int(value: int) -> ctypes.c_int64:
     return ctypes.c_int64(value)
 
 
-def _at(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctypes.c_void_p:
+def address(tensor: Tensor | None, dtype: torch.dtype = torch.float32) -> ctypes.c_void_p:
     """Address of a tensor's numbers, NULL for None; a kernel that expects others would read on."""
     if tensor is None:
         return ctypes.c_void_p(None)
