@@ -116,6 +116,12 @@ def test_a_request_that_never_fits_is_refused_with_the_remedy(decoder: Any) -> N
         engine(small_model(), decoder, cache_bytes=10_000).sample([request(max_tokens=200)])
 
 
+def test_of_several_requests_the_first_that_never_fits_is_named() -> None:
+    requests = [request(max_tokens=most) for most in (5, 5, 190, 200)]
+    with pytest.raises(UserError, match="max_tokens=190 "):
+        engine(small_model(), GenericDecoder, cache_bytes=50_000).sample(requests)
+
+
 @pytest.mark.parametrize("decoder", DECODERS)
 def test_the_cache_is_given_back_after_the_call(decoder: Any) -> None:
     sampler = engine(small_model(), decoder)

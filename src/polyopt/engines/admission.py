@@ -6,7 +6,6 @@ from bisect import bisect_left
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import islice
 
 from polyopt.engines.decoder import Decoder, Prefill, RowShape, Segment, Work
@@ -19,24 +18,29 @@ Key = tuple[tuple[int, ...], tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Ticket:
-    """A request that waits for a row, with its place in the caller's list."""
+    """A request that waits for a row.
+
+    Attributes:
+        index: Its place in the caller's list.
+        request: What is asked for.
+        key: The segment it continues; an empty prompt's prefix takes the prompt's place.
+        shape: The room its row needs: the prompt, and the most tokens after what counts as that.
+    """
 
     index: int
     request: SampleRequest
-    group: int
+    key: Key
+    shape: RowShape
 
-    @cached_property
-    def key(self) -> Key:
-        """The segment it continues; an empty prompt's prefix takes the prompt's place."""
-        request = self.request
-        return (request.prompt, request.prefix) if request.prompt else (request.prefix, ())
-
-    @cached_property
-    def shape(self) -> RowShape:
-        """The room its row needs: the prompt, and the most tokens after what counts as that."""
-        prompt, prefix = self.key
-        beyond = len(self.request.prefix) - len(prefix)
-        return RowShape(len(prompt), self.request.max_tokens - beyond, self.group)
+    @classmethod
+    def of(cls, index: int, request: SampleRequest, group: int) -> Ticket:
+        """The request's ticket; requests of one group have the same prompt."""
+        if request.prompt:
+            shape = RowShape(len(request.prompt), request.max_tokens, group)
+            return cls(index, request, (request.prompt, request.prefix), shape)
+        prefix = request.prefix
+        shape = RowShape(len(prefix), request.max_tokens - len(prefix), group)
+        return cls(index, request, (prefix, ()), shape)
 
 
 class Segments:
@@ -126,7 +130,11 @@ class Queue:
 
     def fill(self, tickets: Sequence[Ticket]) -> Segments:
         """Queue the tickets, each of which must fit alone."""
+        sizes: dict[tuple[int, int, int], Ticket] = {}
         for ticket in tickets:
+            prompt, prefix = ticket.key
+            sizes.setdefault((len(prompt), len(prefix), ticket.shape.completion), ticket)
+        for ticket in sizes.values():
             self._check_alone(ticket)
         order: dict[tuple[int, ...], dict[Key, list[Ticket]]] = {}
         for ticket in tickets:
@@ -175,9 +183,7 @@ class Queue:
             need = self._decoder.row_bytes(shapes[: len(rows) + count])
             return need + segments.bytes_with(first[:count]) > self._budget
 
-        bound = 1
-        while bound <= free and not too_much(bound):
-            bound *= 2
-        fits = range(bound // 2 + 1, min(bound, free + 1))
-        fitting = bound // 2 + bisect_left(fits, True, key=too_much)
+        fitting = free
+        if free and too_much(free):
+            fitting = bisect_left(range(1, free), True, key=too_much)
         return [self._tickets.popleft() for _ in range(fitting)]

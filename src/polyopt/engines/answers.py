@@ -57,7 +57,7 @@ def sample_through(
     """The samples of the requests, in their order; those that are over already aren't asked."""
     for request in requests:
         check_request(request, limits)
-    over = [Ending(request, decode).finish(request.prefix) for request in requests]
+    over = [Ending(request, decode).finish() for request in requests]
     asked = [r for r, finish in zip(requests, over, strict=True) if finish is None]
     answers = iter(ask(asked) if asked else [])
     return [
@@ -105,10 +105,8 @@ def sample_of(request: SampleRequest, answer: Answer, decode: Decode, version: i
         UserError: The engine ended it for a reason that the request doesn't know.
     """
     ending = Ending(request, decode)
-    whole = list(request.prefix)
     for i, token in enumerate(answer.tokens):
-        whole.append(token)
-        finish = ending.finish(whole)
+        finish = ending.append(token)
         if finish is not None:
             return Sample(request, answer.tokens[: i + 1], answer.logp[: i + 1], finish, version)
     if answer.finish == "stop" and request.stop_strings and answer.tokens:

@@ -47,15 +47,16 @@ def draw(
     """
     device, first = logits.device, distributions[0]
     u = torch.from_numpy(uniforms).to(device)
-    if all(kind is first or kind == first for kind in distributions):
+    if distributions.count(first) == len(distributions):
         return _draw_alike(logits, u, first, entropy)
     tokens = torch.empty(len(logits), dtype=torch.long, device=device)
     logp = torch.empty(len(logits), dtype=torch.float64, device=device)
     entropies = torch.empty_like(logp)
-    for kind in set(distributions):
-        index = torch.tensor(
-            [i for i, d in enumerate(distributions) if d == kind], dtype=torch.long, device=device
-        )
+    rows_of: dict[Distribution, list[int]] = {}
+    for row, kind in enumerate(distributions):
+        rows_of.setdefault(kind, []).append(row)
+    for kind, rows in rows_of.items():
+        index = torch.tensor(rows, dtype=torch.long, device=device)
         part = _draw_alike(logits[index], u[index], kind, entropy)
         tokens[index] = part.tokens
         logp[index] = part.logp

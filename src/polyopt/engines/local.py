@@ -12,11 +12,12 @@ from transformers import PreTrainedModel
 
 from polyopt.engines.admission import Queue, Ticket
 from polyopt.engines.batching import Batching
+from polyopt.engines.completions import Completions
 from polyopt.engines.decoder import Decoder, Work
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.native_decoder import NativeDecoder, why_not_native
-from polyopt.engines.protocol import Finish, Sample, SampleRequest
+from polyopt.engines.protocol import Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
 from polyopt.errors import UserError
 from polyopt.models.llama_like import why_unsupported
@@ -101,17 +102,18 @@ class LocalEngine:
 
     def sample(self, requests: Sequence[SampleRequest]) -> list[Sample]:
         """The samples of the requests, in their order."""
+        vocabulary = len(cast(Tensor, self._language_model.get_input_embeddings().weight))
         for request in requests:
-            self._check(request)
+            self._check(request, vocabulary)
         self.work = Work()
         samples: dict[int, Sample] = {}
         tickets = []
         groups: dict[tuple[int, ...], int] = {}
         for index, request in enumerate(requests):
-            finish = _finish_of_prefix(request, self._decode)
+            finish = Ending(request, self._decode).finish()
             if finish is None:
                 group = groups.setdefault(request.prompt or request.prefix, len(groups))
-                tickets.append(Ticket(index, request, group))
+                tickets.append(Ticket.of(index, request, group))
             else:
                 entropy = () if request.entropy else None
                 samples[index] = Sample(request, (), (), finish, self.version, entropy)
@@ -119,8 +121,11 @@ class LocalEngine:
             self._decoder.refresh()
             self._decoder.recorder = self._wanted_record()
             queue = Queue(self._decoder, self.cache_bytes, self.max_rows, self.work)
-            batching = Batching(self._decoder, queue, tickets, self._decode, self.work)
-            samples.update(batching.run(self.version))
+            completions = Completions(
+                [ticket.request for ticket in tickets], self.max_rows, self._decode, self.version
+            )
+            batching = Batching(self._decoder, queue, tickets, completions, self.work)
+            samples.update(batching.run())
         return [samples[i] for i in range(len(requests))]
 
     def _wanted_record(self) -> Recorder | None:
@@ -129,12 +134,11 @@ class LocalEngine:
         wanted = recorder is not None and recorder.open and recorder.version == self.version
         return recorder if wanted else None
 
-    def _check(self, request: SampleRequest) -> None:
+    def _check(self, request: SampleRequest, vocabulary: int) -> None:
         """Refuse what the model can't continue."""
         context = request.prompt + request.prefix
         if not context:
             raise UserError("a request with neither prompt nor prefix: give at least one token.")
-        vocabulary = len(cast(Tensor, self._language_model.get_input_embeddings().weight))
         if max(context) >= vocabulary or min(context) < 0:
             bad = next(t for t in context if not 0 <= t < vocabulary)
             raise UserError(
@@ -166,16 +170,12 @@ def _position_limit(model: PreTrainedModel) -> float:
     return float("inf") if limit is None else limit
 
 
-def _finish_of_prefix(request: SampleRequest, decode: Decode) -> Finish | None:
-    """Why the request is over before a token is sampled, or None."""
-    return Ending(request, decode).finish(request.prefix)
-
-
 @contextmanager
 def _evaluating(model: nn.Module) -> Iterator[None]:
     """Evaluation mode and no autograd inside; each module's mode comes back after."""
     training = [module for module in model.modules() if module.training]
-    model.eval()
+    if training:
+        model.eval()
     try:
         with torch.no_grad():
             yield

@@ -10,7 +10,7 @@ Decode = Callable[[Sequence[int]], str]
 
 
 class Ending:
-    """Says after each token whether its request's completion is finished.
+    """Says after each token whether its request's completion, prefix included, is finished.
 
     Stop strings are looked for in the text of a window at the end of the completion, long enough
     to hold the longest of them, and a hit is confirmed on the whole text.
@@ -19,13 +19,19 @@ class Ending:
     def __init__(self, request: SampleRequest, decode: Decode) -> None:
         self.request = request
         self._decode = decode
+        self._tokens = list(request.prefix)
         self._start = 0
         self._longest = max(map(len, request.stop_strings), default=0)
         self._window = max(32, 4 * self._longest)
 
-    def finish(self, tokens: Sequence[int]) -> Finish | None:
-        """Why the completion, prefix included, ends after its last token; None if it goes on."""
-        request = self.request
+    def append(self, token: int) -> Finish | None:
+        """Why the completion ends after one more token; None if it goes on."""
+        self._tokens.append(token)
+        return self.finish()
+
+    def finish(self) -> Finish | None:
+        """Why the completion ends after its last token; None if it goes on."""
+        request, tokens = self.request, self._tokens
         if tokens and tokens[-1] in request.stop_ids:
             return "stop"
         if request.stop_strings and tokens and self._completes_stop_string(tokens):

@@ -57,11 +57,13 @@ class PromptQueue:
             prompt_filter.observe(batch)
 
     def _next(self, step: int, slot: int) -> Prompt:
-        size = len(self.prompts)
+        size, filters = len(self.prompts), self.stage.filters
         for attempt in range(size):
             prompt = self.prompts[self.stage.source.next_index(size, self.seed)]
+            if not filters:
+                break
             draws = generator(self.seed, step, "prompts", self.visits, slot, attempt)
-            if all(prompt_filter.keep(prompt, draws) for prompt_filter in self.stage.filters):
+            if all(prompt_filter.keep(prompt, draws) for prompt_filter in filters):
                 break
         return prompt
 

@@ -4,7 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
+
+import numpy as np
+import numpy.typing as npt
 
 from polyopt.parts import part
 from polyopt.seeding import generator
@@ -26,9 +30,8 @@ class ShuffledEpochs:
         """Index of the next prompt."""
         if self.position >= size:
             self.epoch, self.position = self.epoch + 1, 0
-        order = generator(seed, "prompts", "epoch", self.epoch).permutation(size)
         self.position += 1
-        return int(order[self.position - 1])
+        return int(_order(size, seed, self.epoch)[self.position - 1])
 
     def state_dict(self) -> dict[str, Any]:
         """Epoch and position."""
@@ -37,3 +40,9 @@ class ShuffledEpochs:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Continue at the saved epoch and position."""
         self.epoch, self.position = state["epoch"], state["position"]
+
+
+@lru_cache(maxsize=1)
+def _order(size: int, seed: int, epoch: int) -> npt.NDArray[np.int64]:
+    """Prompts in the order of an epoch."""
+    return generator(seed, "prompts", "epoch", epoch).permutation(size)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
@@ -23,14 +26,14 @@ def assemble(rollouts: Sequence[Rollout], max_tokens: int, first_id: int = 0) ->
         first_id: Rollout id of the first row.
     """
     n = len(rollouts)
-    provenance = _padded([r.provenance for r in rollouts], torch.long, PADDING)
+    provenance = _padded([r.provenance for r in rollouts], np.int64, PADDING)
     columns = {
-        "tokens": _padded([r.tokens for r in rollouts], torch.long, 0),
+        "tokens": _padded([r.tokens for r in rollouts], np.int64, 0),
         "lengths": torch.tensor([len(r.tokens) for r in rollouts]),
-        "prompt_tokens": _padded([r.prompt_tokens for r in rollouts], torch.long, 0),
+        "prompt_tokens": _padded([r.prompt_tokens for r in rollouts], np.int64, 0),
         "prompt_lengths": torch.tensor([len(r.prompt_tokens) for r in rollouts]),
         "provenance": provenance,
-        "logp_sampler": _padded([r.logp for r in rollouts], torch.float32, 0),
+        "logp_sampler": _padded([r.logp for r in rollouts], np.float32, 0),
         "truncated": torch.tensor([r.finish == "length" for r in rollouts]),
         "max_tokens": torch.full((n,), float(max_tokens)),
     }
@@ -50,11 +53,14 @@ def assemble(rollouts: Sequence[Rollout], max_tokens: int, first_id: int = 0) ->
 
 def _column(values: Sequence[float | tuple[float, ...]]) -> Tensor:
     """A number per rollout [N], or per token [N, T]; 0 where a rollout doesn't have it."""
-    padded = _padded([v if isinstance(v, tuple) else (v,) for v in values], torch.float32, 0)
+    padded = _padded([v if isinstance(v, tuple) else (v,) for v in values], np.float32, 0)
     return padded if any(isinstance(value, tuple) for value in values) else padded[:, 0]
 
 
-def _padded(rows: Sequence[Sequence[float]], dtype: torch.dtype, fill: int) -> Tensor:
+def _padded(rows: Sequence[Sequence[float]], dtype: npt.DTypeLike, fill: int) -> Tensor:
     """Rows of unequal length as one tensor, at least one column wide."""
-    width = max(1, max(len(row) for row in rows))
-    return torch.tensor([[*row, *[fill] * (width - len(row))] for row in rows], dtype=dtype)
+    lengths = np.array([len(row) for row in rows])
+    padded = np.full((len(rows), max(1, lengths.max())), fill, dtype)
+    inside = np.arange(padded.shape[1]) < lengths[:, None]
+    padded[inside] = np.fromiter(chain.from_iterable(rows), dtype, lengths.sum())
+    return torch.from_numpy(padded)
