@@ -111,8 +111,7 @@ def _draw_by_kernels(
     if distribution.truncated:
         logits = apply_distribution(logits, distribution)
         temperature = 1.0 if temperature > 0 else 0.0
-    temperatures = torch.full((len(logits),), temperature)
-    drawn = Drawn(*kernels.draw(logits, temperatures, uniforms.contiguous(), entropy=entropy))
+    drawn = Drawn(*kernels.draw(logits, temperature, uniforms.contiguous(), entropy=entropy))
     _refuse(drawn.tokens < 0)
     return drawn
 

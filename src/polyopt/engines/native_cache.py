@@ -157,14 +157,15 @@ class PagedCache:
     def release(self, row: int) -> None:
         """Give back the row's pages, and its prompt's if no other row has it."""
         held = self._rows[row]
+        self._tiles = None
+        if held.prompt is None:
+            return
         self._rows[row] = PagedRow()
         self.pages.give(held.pages)
-        if held.prompt is not None:
-            held.prompt.rows -= 1
-            if held.prompt.rows == 0:
-                self.pages.give(self._prompts.pop(id(held.prompt.segment)).pages)
+        held.prompt.rows -= 1
+        if held.prompt.rows == 0:
+            self.pages.give(self._prompts.pop(id(held.prompt.segment)).pages)
         self.sequences[row, [PROMPT, PROMPT_LENGTH, LENGTH]] = 0
-        self._tiles = None
 
     def move(self, source: int, target: int) -> None:
         """Give one row's pages to another, which has none."""

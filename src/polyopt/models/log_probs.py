@@ -16,7 +16,7 @@ from torch.utils.checkpoint import checkpoint
 
 from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
-from polyopt.models.head_blocks import Head
+from polyopt.models.head_blocks import Foreseen, Head
 from polyopt.models.matrix_products import product
 from polyopt.native.library import kernels_for
 
@@ -35,6 +35,7 @@ def log_probs(
     bias: Float[Tensor, " V"] | None = None,
     entropy: bool = False,
     chunk: int = CHUNK,
+    foreseen: Foreseen | None = None,
 ) -> Scored:
     """Log-probability in nats of each target, and the entropy in nats of its distribution.
 
@@ -50,6 +51,8 @@ def log_probs(
         bias: Bias of the LM head.
         entropy: Also return the entropies; else None stands in their place.
         chunk: Most tokens whose logits exist at one time.
+        foreseen: What the log-probabilities and their gradient will be, up to rounding, if that is
+            known: the backward pass is then made together with this one where that is faster.
 
     Returns:
         Log-probabilities and entropies, in float32 (float64 for float64 inputs) whatever the
@@ -63,7 +66,8 @@ def log_probs(
         return _cut_log_probs(hidden, weight, targets, distribution, bias, entropy, chunk)
     low = _autocast_dtype(hidden)
     logp, entropies = _LinearLogSoftmax.apply(  # type: ignore[no-untyped-call]
-        hidden, weight, bias, targets, distribution.temperature, entropy, chunk, low
+        *(hidden, weight, bias, targets, distribution.temperature, entropy, chunk, low),
+        foreseen if torch.is_grad_enabled() and not entropy else None,
     )
     return logp, entropies if entropy else None
 
@@ -118,10 +122,18 @@ class _LinearLogSoftmax(torch.autograd.Function):
         want_entropy: bool,
         chunk: int,
         low: torch.dtype | None,
+        foreseen: Foreseen | None,
     ) -> tuple[Tensor, Tensor]:
         ctx.set_materialize_grads(False)
         ctx.temperature, ctx.chunk, ctx.low = temperature, chunk, low
+        ctx.done = None
         if head := _in_blocks(hidden, weight, bias, targets, temperature, low):
+            if foreseen is not None:
+                found, logp = head.gradients_and_log_probs(foreseen, ctx.needs_input_grad[:3])
+                norm, nothing = head.target_logits() - logp, logp.new_empty(0)
+                ctx.done = found, foreseen.gradient
+                ctx.save_for_backward(hidden, weight, bias, targets, norm, nothing)
+                return logp, nothing
             logp, norm, entropies = head.log_probs(want_entropy)
             ctx.save_for_backward(hidden, weight, bias, targets, norm, entropies)
             return logp, entropies
@@ -145,11 +157,16 @@ class _LinearLogSoftmax(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_logp: Tensor | None, grad_entropy: Tensor | None) -> Any:
         hidden, weight, bias, targets, norm, entropies = ctx.saved_tensors
+        if ctx.done is not None and grad_entropy is None:
+            done, expected = ctx.done
+            ctx.done = None
+            if grad_logp is not None and torch.equal(grad_logp, expected):
+                return *done, None, None, None, None, None, None
         head = _in_blocks(hidden, weight, bias, targets, ctx.temperature, ctx.low)
         if head is not None:
             grads = (_row(grad_logp), _row(grad_entropy))
             found = head.gradients(norm, entropies, *grads, ctx.needs_input_grad[:3])
-            return *found, None, None, None, None, None
+            return *found, None, None, None, None, None, None
         wide = norm.dtype
         needs_h, needs_w, needs_b = ctx.needs_input_grad[:3]
         grad_h = torch.zeros_like(hidden) if needs_h else None
@@ -177,7 +194,7 @@ class _LinearLogSoftmax(torch.autograd.Function):
                     grad_b += dz.sum(0)
         grad_w = None if grad_w is None else grad_w.to(weight.dtype)
         grad_b = None if grad_b is None else grad_b.to(bias.dtype)
-        return grad_h, grad_w, grad_b, None, None, None, None, None
+        return grad_h, grad_w, grad_b, None, None, None, None, None, None
 
 
 def _in_blocks(

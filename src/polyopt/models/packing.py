@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from polyopt.batch import Batch
@@ -42,6 +42,10 @@ class Rows:
     def scatter(self, flat: Tensor) -> Tensor:
         """Values [M] of the predicted tokens in their places in [N, T], 0 elsewhere."""
         return flat.new_zeros(self.shape).index_put((self.row, self.column), flat)
+
+    def gather(self, values: Float[Tensor, "N T"]) -> Float[Tensor, " M"]:
+        """Values of the predicted tokens."""
+        return values.to(self.row.device)[self.row, self.column]
 
     def each(self) -> Iterator[Rows]:
         """The rows that predict something, one by one."""

@@ -15,6 +15,7 @@ from polyopt.batch import Batch, Prompt
 from polyopt.distribution import Distribution, apply_distribution
 from polyopt.errors import UserError
 from polyopt.models.gradient_checkpointing import enable_checkpointing
+from polyopt.models.head_blocks import Foreseen
 from polyopt.models.log_probs import check_trainable
 from polyopt.models.matrix_products import fast_linear
 from polyopt.models.packing import longest_row, micro_batches, rows_of, shared_micro_batches
@@ -76,6 +77,7 @@ class Policy:
     ) -> None:
         self.model = model
         self.tokenizer = tokenizer
+        self._token_texts: dict[int, str] = {}
         self.version = 0
         self.stop_ids = stop_ids_of(model, tokenizer)
         self.value_head = value_head
@@ -140,6 +142,9 @@ class Policy:
 
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """The text of token ids, without special tokens unless asked for."""
+        backend = getattr(self.tokenizer, "backend_tokenizer", None)
+        if backend is not None:  # what `tokenizer.decode` comes to, after checks of each id
+            return str(backend.decode(list(ids), skip_special_tokens=skip_special_tokens))
         return str(
             self.tokenizer.decode(
                 list(ids),
@@ -155,10 +160,16 @@ class Policy:
 
     def token_texts(self, ids: Sequence[int]) -> list[str]:
         """The text of each token by itself, special ones included; for display only."""
-        return [self.decode([token], skip_special_tokens=False) for token in ids]
+        for token in set(ids) - self._token_texts.keys():
+            self._token_texts[token] = self.decode([token], skip_special_tokens=False)
+        return [self._token_texts[token] for token in ids]
 
     def evaluate(
-        self, batch: Batch, distribution: Distribution, want: Collection[str] = ()
+        self,
+        batch: Batch,
+        distribution: Distribution,
+        want: Collection[str] = (),
+        foreseen: tuple[Tensor, Tensor] | None = None,
     ) -> Evaluation:
         """One forward of a micro-batch, with gradients as the ambient grad mode has it.
 
@@ -166,6 +177,8 @@ class Policy:
             batch: Rows with `tokens`, `lengths`, `prompt_tokens` and `prompt_lengths`.
             distribution: What the tokens were sampled from.
             want: "entropy" and "values" ask for those.
+            foreseen: Log-probabilities [N, T] that will come out up to rounding, and the gradient
+                [N, T] that they will get, where both are known; saves time, changes nothing.
 
         Returns:
             Log-probabilities in nats (and entropies, values) [N, T] in float32 on the batch's
@@ -182,7 +195,7 @@ class Policy:
             )
         if self.model.training:
             self.settle()
-        return self._score(self._scorer, batch, distribution, want)
+        return self._score(self._scorer, batch, distribution, want, foreseen)
 
     @torch.no_grad()
     def evaluate_all(
@@ -351,7 +364,12 @@ class Policy:
         return {name: p for name, p in self.model.named_parameters() if p.requires_grad}
 
     def _score(
-        self, scorer: Scorer, batch: Batch, distribution: Distribution, want: Collection[str]
+        self,
+        scorer: Scorer,
+        batch: Batch,
+        distribution: Distribution,
+        want: Collection[str],
+        foreseen: tuple[Tensor, Tensor] | None = None,
     ) -> Evaluation:
         check_trainable(distribution)
         rows = rows_of(batch).to(self.device)
@@ -361,7 +379,9 @@ class Policy:
         plain = self.precision == "float32" and self.device.type == "cpu"
         with self.autocast(), fast_linear(plain):
             recorder = self._recorded() if scorer is self._scorer else None
-            scores = scorer(rows, distribution, needs | ({"entropy"} & set(want)), recorder)
+            asked = needs | ({"entropy"} & set(want))
+            flat_foreseen = None if foreseen is None else Foreseen(*map(rows.gather, foreseen))
+            scores = scorer(rows, distribution, asked, recorder, flat_foreseen)
         flat = {"logp": scores.logp, "entropy": scores.entropy}
         if "values" in want and self.value_head is not None and scores.hidden is not None:
             flat["values"] = self.value_head(scores.hidden)

@@ -83,7 +83,7 @@ def stop_ids_of(model: Any, tokenizer: Any) -> frozenset[int]:
 def _encode_text(tokenizer: Any, text: str, *, special: bool = True) -> list[int]:
     """Ids of a text; with `special`, what the tokenizer puts before it, but nothing after it."""
     plain = list(tokenizer(text, add_special_tokens=False)["input_ids"])
-    if not special:
+    if not special or not tokenizer.num_special_tokens_to_add(pair=False):
         return plain
     full = list(tokenizer(text, add_special_tokens=True)["input_ids"])
     if len(full) > len(plain):

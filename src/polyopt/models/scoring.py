@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from polyopt.distribution import Distribution
 from polyopt.errors import UserError
 from polyopt.models.activations import Activations
+from polyopt.models.head_blocks import Foreseen
 from polyopt.models.log_probs import log_probs, log_probs_from_logits
 from polyopt.models.packing import Rows
 from polyopt.models.recorder import Recorder
@@ -74,16 +75,20 @@ class Scorer:
         distribution: Distribution,
         want: Collection[str] = (),
         recorder: Recorder | None = None,
+        foreseen: Foreseen | None = None,
     ) -> Scores:
         """Scores of the rows' predicted tokens; `want` may hold "entropy" and "hidden".
 
-        Rows whose activations the recorder has aren't run through the decoder again.
+        Rows whose activations the recorder has aren't run through the decoder again. For `foreseen`
+        see `log_probs`.
         """
         entropy = "entropy" in want
         hidden: Tensor | None
         if self.plain_head:
             states = hidden = self.hidden_states(rows, recorder)
-            logp, entropies = self.head_log_probs(states, rows.targets, distribution, entropy)
+            logp, entropies = self.head_log_probs(
+                states, rows.targets, distribution, entropy, foreseen
+            )
         else:
             logits, hidden = self._model_logits(rows, "hidden" in want)
             logp, entropies = log_probs_from_logits(
@@ -147,7 +152,12 @@ class Scorer:
         return hidden
 
     def head_log_probs(
-        self, hidden: Tensor, targets: Tensor, distribution: Distribution, entropy: bool
+        self,
+        hidden: Tensor,
+        targets: Tensor,
+        distribution: Distribution,
+        entropy: bool,
+        foreseen: Foreseen | None = None,
     ) -> tuple[Tensor, Tensor | None]:
         """Log-probabilities [M] (and entropies) of targets from the hidden states [M, H]."""
         return log_probs(
@@ -157,6 +167,7 @@ class Scorer:
             distribution,
             bias=self.head.bias,
             entropy=entropy,
+            foreseen=foreseen,
         )
 
     def _model_logits(self, rows: Rows, want_hidden: bool) -> tuple[Tensor, Tensor | None]:

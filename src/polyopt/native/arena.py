@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import ctypes
 import mmap
+import sys
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
-BLOCK = 64 << 20
-"""Bytes of a block, in huge pages where the system has them: reading weights is faster then."""
+BLOCK = 16 << 20
+"""Floats of a block."""
+PAGE = 2 << 20
+"""Bytes of a huge page."""
 
 
 class Arena:
@@ -37,13 +41,22 @@ class Arena:
                 self._used += -(-count // 16) * 16
                 return piece
             self._block, self._used = self._block + 1, 0
-        self._blocks.append(lazy_memory(max(count, BLOCK // 4)))
+        self._blocks.append(in_huge_pages(torch.empty(max(count, BLOCK))))
         return self.take(count)
 
 
 def lazy_memory(count: int) -> Float[Tensor, " B"]:
     """Zeros that take memory when they are first touched."""
     memory = mmap.mmap(-1, 4 * max(count, 1))
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        memory.madvise(mmap.MADV_HUGEPAGE)
-    return torch.frombuffer(memory, dtype=torch.float32)
+    return in_huge_pages(torch.frombuffer(memory, dtype=torch.float32))
+
+
+def in_huge_pages(tensor: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
+    """The tensor, in huge pages where the system has them: it is read faster then."""
+    if sys.platform.startswith("linux"):
+        begin = -(-tensor.data_ptr() // PAGE) * PAGE
+        end = (tensor.data_ptr() + 4 * len(tensor)) // PAGE * PAGE
+        if end > begin:
+            size = ctypes.c_size_t(end - begin)
+            ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), size, mmap.MADV_HUGEPAGE)
+    return tensor

@@ -6,6 +6,7 @@ import ctypes
 import functools
 import os
 
+import numpy as np
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
@@ -132,7 +133,7 @@ class Library:
     def draw(
         self,
         logits: Float[Tensor, "R V"],
-        temperatures: Float[Tensor, " R"],
+        temperature: float,
         uniforms: Float[Tensor, " R"],
         *,
         entropy: bool,
@@ -142,7 +143,8 @@ class Library:
         Temperature 0 takes the most likely token and its log-probability at temperature 1. A row
         whose logits aren't all finite (-inf apart) gets token -1.
         """
-        scales = torch.where(temperatures > 0, 1 / temperatures, 0.0).float()
+        scale = np.float32(1) / np.float32(temperature) if temperature > 0 else 0.0
+        scales = torch.full((len(logits),), float(scale))
         tokens = torch.empty(len(logits), dtype=torch.long)
         logp = torch.empty(len(logits), dtype=torch.float64)
         entropies = torch.empty_like(logp) if entropy else None

@@ -77,7 +77,8 @@ class Learner:
         batch = with_fresh(self.objective.prepare(batch))
         self._begin()
         coupled = self.objective.coupled or _rows_share_rollouts(batch)
-        route = self.gradient_through_boundary if coupled else self.gradient_in_one_pass
+        known = self.trusts_sampler and self._on_policy(batch)
+        route = self.gradient_through_boundary if coupled or known else self.gradient_in_one_pass
         return route(batch) | staleness(batch, self.policy.version)
 
     def gradient_in_one_pass(self, batch: Batch) -> Metrics:
@@ -114,14 +115,14 @@ class Learner:
     def _point(self, batch: Batch) -> Point:
         """Where the loss of a whole batch is differentiated.
 
-        Its log-probabilities take a forward pass of their own only where they are neither those of
-        a single micro-batch, whose graph can wait for its gradient, nor the sampler's, which
-        on-policy are the policy's own up to rounding.
+        Its log-probabilities take a forward pass of their own only where they are neither the
+        sampler's, which on-policy are the policy's own up to rounding, nor those of a single
+        micro-batch, whose graph can wait for its gradient.
         """
-        if len(self._splits(batch, batch.mask.any(1))) == 1:
-            return Point.waiting(self._evaluate(batch))
         if self.trusts_sampler and self._on_policy(batch):
             return Point.of_sampler(batch)
+        if len(self._splits(batch, batch.mask.any(1))) == 1:
+            return Point.waiting(self._evaluate(batch))
         return Point(
             self.policy.evaluate_all(batch, self.distribution, self.want, self.micro_tokens)
         )
@@ -139,7 +140,7 @@ class Learner:
         loss, leaves = self._loss_at(batch, point)
         found = torch.full_like(leaves.logp, math.nan)
         grads = boundary_gradients(leaves)
-        for rows, forward in self._forwards(batch, point, live_rows(leaves)):
+        for rows, forward in self._forwards(batch, point, leaves):
             width = forward.logp.shape[1]
             push(forward, {name: grad[rows, :width] for name, grad in grads.items()})
             found[rows, :width] = forward.logp.detach()
@@ -156,17 +157,22 @@ class Learner:
         return loss, leaves
 
     def _forwards(
-        self, batch: Batch, point: Point, live: Bool[Tensor, " N"]
+        self, batch: Batch, point: Point, leaves: Evaluation
     ) -> Iterator[tuple[Tensor, Evaluation]]:
         """Forwards with a graph: the one that waits, or one of each micro-batch of live rows."""
         if point.graph is not None:
-            yield torch.arange(len(batch), device=live.device), point.graph
+            yield torch.arange(len(batch), device=leaves.logp.device), point.graph
             return
-        for rows in self._splits(batch, live):
-            yield rows, self._evaluate(batch.select(rows).trim())
+        grad = leaves.logp.grad
+        for rows in self._splits(batch, live_rows(leaves)):
+            part = batch.select(rows).trim()
+            foreseen = None
+            if grad is not None:
+                foreseen = leaves.logp.detach()[rows, : part.width], grad[rows, : part.width]
+            yield rows, self._evaluate(part, foreseen)
 
-    def _evaluate(self, part: Batch) -> Evaluation:
-        return self.policy.evaluate(part, self.distribution, self.want)
+    def _evaluate(self, part: Batch, foreseen: tuple[Tensor, Tensor] | None = None) -> Evaluation:
+        return self.policy.evaluate(part, self.distribution, self.want, foreseen)
 
     def _splits(self, batch: Batch, live: Bool[Tensor, " N"]) -> list[Tensor]:
         """Micro-batches of the live rows, as places in the batch."""
