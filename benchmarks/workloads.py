@@ -33,6 +33,7 @@ class Workload:
         prompt_tokens: Tokens of every prompt.
         new_tokens: Tokens of every completion.
         peer_rows: Micro-batch of the peer, where the whole won't fit.
+        micro_tokens: Tokens of which our side holds activations at a time; None for the default.
         alone: The two sides don't fit into memory together: one runs after the other, not in turns.
     """
 
@@ -42,6 +43,7 @@ class Workload:
     prompt_tokens: int
     new_tokens: int
     peer_rows: int | None = None
+    micro_tokens: int | None = None
     alone: bool = False
 
     @property
@@ -159,13 +161,15 @@ def trainer_of(policy: Policy, work: Workload, **options: Any) -> Trainer:
         return share_of_spaces(completions)
 
     prompts = [Prompt(str(i), t) for i, t in enumerate(prompt_texts(work, policy.tokenizer))]
-    numbers = {
+    numbers: dict[str, Any] = {
         "prompts.per_step": work.prompts,
         "rollouts.per_prompt": work.rollouts,
         "rollouts.max_tokens": work.new_tokens,
         "updates.optimizer.lr": LEARNING_RATE,
         "objective.kl": "none",
     }
+    if work.micro_tokens is not None:
+        numbers["updates.micro_tokens"] = work.micro_tokens
     task = Task("benchmark", prompts, [], (RewardTerm("spaces", reward),))
     return Trainer(policy, task, build("grpo", numbers), steps=1000, **options)
 
