@@ -126,10 +126,36 @@ def test_gradients_are_those_of_a_forward_pass(
 ) -> None:
     batch = batch_of(sampled(policy, **options))
     slow = expected(policy, batch)
-    gradients(policy, batch)  # with the look at one row, by the model's own forward
+    policy.evaluate_all(batch, ON)  # with the look at one row, by the model's own forward
     forwards = Forwards(policy, monkeypatch)
     close(gradients(policy, batch), slow)
     assert forwards.tokens == 0
+
+
+def test_a_backward_pass_uses_the_record_up(
+    policy: Policy, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    batch = batch_of(sampled(policy))
+    policy.evaluate_all(batch, ON)
+    forwards = Forwards(policy, monkeypatch)
+    first = gradients(policy, batch)
+    assert forwards.tokens == 0
+    assert policy.recorder is not None
+    assert policy.recorder.activations is None
+    close(gradients(policy, batch), first)
+    assert forwards.tokens > 0
+
+
+def test_two_graphs_at_a_time(policy: Policy) -> None:
+    batch = batch_of(sampled(policy))
+    halves = [batch.select(rows) for rows in torch.arange(len(batch)).chunk(2)]
+    losses = [policy.evaluate(half, ON).logp.sum() for half in halves]
+    policy.model.zero_grad()
+    torch.autograd.backward(losses)
+    found = [p.grad.clone() for p in policy.trainable_parameters() if p.grad is not None]
+    policy.model.zero_grad()
+    policy.evaluate(batch, ON).logp.sum().backward()  # type: ignore[no-untyped-call]
+    close(found, [p.grad for p in policy.trainable_parameters() if p.grad is not None])
 
 
 def test_log_probabilities_are_the_samplers_own(policy: Policy) -> None:
@@ -147,10 +173,10 @@ def test_what_does_not_fit_is_computed(policy: Policy, monkeypatch: pytest.Monke
     forwards = Forwards(policy, monkeypatch)
     first = policy.micro_batches(batch, 1 << 14)[0]
     assert 0 < len(first) < len(batch)
+    assert policy.recorder is not None
+    assert 0 < policy.recorder.used <= 90
     close(gradients(policy, batch), expected(policy, batch))
     assert forwards.tokens > 0
-    assert policy.recorder is not None
-    assert policy.recorder.used <= 90
 
 
 def test_rows_that_end_early_leave_room(policy: Policy) -> None:
@@ -169,9 +195,9 @@ def test_a_cut_completion_is_known_and_a_changed_one_is_not(
 ) -> None:
     batch = batch_of(sampled(policy, requests=requests_of(())))
     cut = batch.replace(mask=batch.mask & (torch.arange(batch.width) < 5))
-    gradients(policy, cut)
+    policy.evaluate_all(cut, ON)
     forwards = Forwards(policy, monkeypatch)
-    gradients(policy, cut)
+    policy.evaluate_all(cut, ON)
     assert forwards.tokens == 0
     changed = batch["tokens"].clone()
     changed[1, 2] = (changed[1, 2] + 1) % 50
@@ -225,6 +251,7 @@ def test_a_record_that_is_not_the_models_is_not_used(policy: Policy) -> None:
     batch = batch_of(sampled(policy))
     recorder = policy.recorder
     assert recorder is not None
+    assert recorder.activations is not None
     recorder.activations.last.add_(0.5)
     close(gradients(policy, batch), expected(policy, batch))
     assert not recorder.trusted

@@ -119,7 +119,9 @@ class LocalEngine:
                 samples[index] = Sample(request, (), (), finish, self.version, entropy)
         with _evaluating(self._model):
             self._decoder.refresh()
-            self._decoder.recorder = self._wanted_record()
+            self._decoder.recorder = recorder = self._wanted_record()
+            if recorder is not None:
+                recorder.make_room(_most_tokens(requests))
             queue = Queue(self._decoder, self.cache_bytes, self.max_rows, self.work)
             completions = Completions(
                 [ticket.request for ticket in tickets], self.max_rows, self._decode, self.version
@@ -150,6 +152,12 @@ class LocalEngine:
                 f"a prompt of {len(request.prompt)} tokens and max_tokens={request.max_tokens} "
                 f"pass the model's {self._limit} positions; shorten the prompt or lower max_tokens."
             )
+
+
+def _most_tokens(requests: Sequence[SampleRequest]) -> int:
+    """Tokens that may go through the model: each prompt once, and all completions."""
+    prompts = {request.prompt for request in requests}
+    return sum(map(len, prompts)) + sum(request.max_tokens for request in requests)
 
 
 def language_model_of(model: nn.Module) -> PreTrainedModel:

@@ -152,7 +152,7 @@ class NativeDecoder:
         cache.grow()
         logits = self._logits[: len(tokens)]
         keeping = None
-        if self.recorder is not None:
+        if self.recorder is not None and self.recorder.activations is not None:
             places = self.recorder.take(np.array(self._tracks), tokens)
             keeping = Keeping(self._record_struct(self.recorder.activations), places)
         self._decoding.step(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxtyping import Float, Int
@@ -37,12 +36,12 @@ class Activations:
     """Of all blocks.
 
     Attributes:
-        layers: One after the other.
+        layers: One after the other; a backward pass takes them away from the end.
         last: The residual stream after the last block.
         places: Row of each of the S tokens in the tensors, where they hold more tokens or in
             another order.
     """
 
-    layers: Sequence[LayerActivations]
+    layers: list[LayerActivations]
     last: Float[Tensor, "P H"]
     places: Int[Tensor, " S"] | None = None

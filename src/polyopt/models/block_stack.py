@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -23,7 +23,7 @@ from polyopt.models.llama_like import geometry_of, is_lora, linears, why_unsuppo
 from polyopt.models.matrix_products import product
 from polyopt.models.packed_kernels import Stretches, attend, attend_backward
 from polyopt.models.rotary import RotaryTable
-from polyopt.native.arena import lazy_memory
+from polyopt.native.arena import in_huge_pages
 from polyopt.native.blocks import BlockKernels
 from polyopt.native.library import native
 
@@ -101,7 +101,8 @@ class BlockStack:
         Args:
             tokens: What goes through the model.
             source: Places of the hidden states among the tokens.
-            known: The tokens' activations under the present weights, if they are there already.
+            known: The tokens' activations under the present weights, if they are there already;
+                the backward pass empties the list of layers.
         """
         weights = (self._inner.embed_tokens.weight, self._inner.norm.weight)
         flat = [weight for block in self.blocks() for weight in block.values()]
@@ -111,7 +112,7 @@ class BlockStack:
         return hidden
 
     def room_for(self, count: int) -> Activations:
-        """Zeros for the activations of this many tokens; memory is taken when it is written to."""
+        """Room for the activations of this many tokens; memory is taken when it is written to."""
         inner, kernels = self._inner, self.kernels
         hidden, first = inner.norm.weight.shape[0], inner.layers[0]
         shapes = {
@@ -126,7 +127,7 @@ class BlockStack:
         raw = {"qkv": (kernels.heads * kernels.dim,)} if normed else {}
 
         def room(shape: tuple[int, ...]) -> Tensor:
-            return lazy_memory(count * math.prod(shape)).view(-1, *shape)[:count]
+            return in_huge_pages(torch.empty(count * math.prod(shape))).view(count, *shape)
 
         def layer() -> LayerActivations:
             rooms: dict[str, Any] = {name: room(shape) for name, shape in (shapes | raw).items()}
@@ -276,7 +277,7 @@ class _Stack(torch.autograd.Function):
         at = source if known.places is None else known.places[source]
         if keep:
             ctx.save_for_backward(embedding, norm, *flat)
-            ctx.rest = stack, tokens, source, replace(known, layers=list(known.layers))
+            ctx.rest = stack, tokens, source, known
         return stack.kernels.norm(known.last, norm, at)
 
     @staticmethod

@@ -80,14 +80,14 @@ class Recorder:
         self.version = -1
         self.trusted = True
         self._checked: int | None = None
-        self.activations = Activations((), torch.empty(0, 0))
-        self._capacity = 0
         self._mark: Hashable = None
         self.forget()
 
     def forget(self) -> None:
-        """Nothing is known any more; the memory is kept."""
+        """Nothing is known any more."""
         self.open = False
+        self.activations: Activations | None = None
+        self._capacity = 0
         self._mark = None
         self.used = self._reserved = 0
         self._prompts: dict[Ids, int] = {}
@@ -98,10 +98,7 @@ class Recorder:
     def begin(self, most_tokens: int, version: int) -> None:
         """Record from now on, at most this many tokens, under weights of this version."""
         self.forget()
-        if most_tokens > self._capacity:
-            self.activations = self.stack.room_for(most_tokens)
-            self._capacity = most_tokens
-        self.most_tokens = most_tokens
+        self._most_tokens = most_tokens
         self.version, self._mark = version, self._marked()
         self.open = True
 
@@ -141,6 +138,12 @@ class Recorder:
 
     # What the engine says.
 
+    def make_room(self, tokens: int) -> None:
+        """Have memory for so many tokens, if that isn't too many; the first call decides."""
+        if self.activations is None:
+            self._capacity = min(tokens, self._most_tokens)
+            self.activations = self.stack.room_for(self._capacity)
+
     def take_prompts(self, prompts: Sequence[Ids]) -> Taken | None:
         """Room for new prompts whose tokens go through the model next; None if for none of them."""
         tokens: list[Tensor] = []
@@ -155,6 +158,7 @@ class Recorder:
 
     def write(self, taken: Taken, activations: LayerActivations, index: int) -> None:
         """Keep what a forward pass over the prompts gave in one layer."""
+        assert self.activations is not None
         record = self.activations.layers[index]
         for field in fields(record):
             into, given = (getattr(each, field.name) for each in (record, activations))
@@ -163,6 +167,7 @@ class Recorder:
 
     def write_last(self, taken: Taken, stream: Float[Tensor, "S H"]) -> None:
         """Keep the stream after the last layer."""
+        assert self.activations is not None
         self.activations.last[taken.places] = stream.index_select(0, taken.tokens)
 
     def track(self, prompt: Ids, most: int) -> int:
@@ -197,15 +202,21 @@ class Recorder:
         return torch.tensor([places is not None for places in self._places(rows)])
 
     def of(self, rows: Rows, packed: Packed) -> Activations | None:
-        """Activations of packed rows, None unless all of them are known."""
-        found = list(self._places(rows))
+        """Activations of packed rows, None unless all of them are known.
+
+        A backward pass uses them up, layer by layer: where gradients are wanted, the record is
+        handed over.
+        """
+        record, found = self.activations, list(self._places(rows))
         if any(places is None for places in found):
             return None
         table = np.full(tuple(rows.input_ids.shape), -1, dtype=np.int64)
         for line, places in zip(table, found, strict=True):
             line[: len(places)] = places  # type: ignore[arg-type]
         at = torch.from_numpy(table)[packed.row, packed.position_ids[0]]
-        return replace(self.activations, places=at)
+        if torch.is_grad_enabled():
+            self.forget()
+        return None if record is None else replace(record, places=at)
 
     def _places(self, rows: Rows) -> Iterator[Integers | None]:
         """Places of what each row feeds the model."""
@@ -222,7 +233,7 @@ class Recorder:
         return np.concatenate([np.arange(start, start + len(ids)), fed.places[: len(own)]])
 
     def _fits(self, tokens: int) -> bool:
-        return self.used + self._reserved + tokens <= self.most_tokens
+        return self.used + self._reserved + tokens <= self._capacity
 
 
 def _beginning_with(own: Integers, known: Mapping[bytes, Fed]) -> Fed | None:

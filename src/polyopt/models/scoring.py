@@ -135,15 +135,17 @@ class Scorer:
 
     def _known(self, recorder: Recorder, rows: Rows, packed: Packed) -> Activations | None:
         """Recorded activations; now and then a row is computed as well: are they the model's?"""
-        known = recorder.of(rows, packed)
-        if known is None or not recorder.due:
-            return known
-        row = next(rows.each())
-        only = pack(row)
-        with torch.no_grad():
-            recorded = self.packed(only, recorder.of(row, only))
-            recorder.check(recorded, self.plain_hidden_states(row))
-        return known if recorder.trusted else None
+        if recorder.due:
+            self._look(recorder, next(rows.each()))
+        return recorder.of(rows, packed) if recorder.trusted else None
+
+    @torch.no_grad()
+    def _look(self, recorder: Recorder, row: Rows) -> None:
+        """Compare what is recorded of a row with what the model computes."""
+        packed = pack(row)
+        known = recorder.of(row, packed)
+        if known is not None:
+            recorder.check(self.packed(packed, known), self.plain_hidden_states(row))
 
     def plain_hidden_states(self, rows: Rows) -> Tensor:
         """The same by the decoder's own forward."""

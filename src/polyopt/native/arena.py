@@ -45,12 +45,6 @@ class Arena:
         return self.take(count)
 
 
-def lazy_memory(count: int) -> Float[Tensor, " B"]:
-    """Zeros that take memory when they are first touched."""
-    memory = mmap.mmap(-1, 4 * max(count, 1))
-    return in_huge_pages(torch.frombuffer(memory, dtype=torch.float32))
-
-
 def in_huge_pages(tensor: Float[Tensor, " B"]) -> Float[Tensor, " B"]:
     """The tensor, in huge pages where the system has them: it is read faster then."""
     if sys.platform.startswith("linux"):

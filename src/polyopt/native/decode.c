@@ -180,8 +180,11 @@ static void keep_attention(const Model *m, const Batch *b, const LayerRecord *re
     for (int64_t r = 0; r < b->rows; r++) {
         int64_t place = kept(b, r);
         if (place < 0) continue;
-        for (int64_t h = 0; h < heads; h++)
-            copy(record->heads + (place * heads + h) * room, w->qkv + (r * heads + h) * dim, dim);
+        for (int64_t h = 0; h < heads; h++) {
+            float *to = record->heads + (place * heads + h) * room;
+            copy(to, w->qkv + (r * heads + h) * dim, dim);
+            memset(to + dim, 0, sizeof(float) * (size_t)(room - dim));
+        }
         copy(record->attended + place * width, w->attended + r * width, width);
         copy(record->norm + place * queries, w->norms + r * queries, queries);
     }
