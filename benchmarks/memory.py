@@ -6,7 +6,7 @@ Each measurement is a fresh process that loads the model and takes two steps (th
 moments are there from the end of the first); its peak resident memory is read from the system.
 TRL is measured twice on workload (a): keeping activations, as in `step.py`, and recomputing them,
 which is its default. The last line is our side alone: a group of 64 rollouts against one of 8, both
-with the token budget (`micro_tokens`) that the smaller one fills.
+with one token budget (`micro_tokens`), which either fills more than once.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ QUICK = {
     "long": Workload("embedded", 2, 4, 24, 8, peer_rows=4),
 }
 GROUPS = (8, 16, 32, 64)
-GROUP_BASE = Workload("smollm2", 1, 8, 173, 64, micro_tokens=685)
+GROUP_BASE = Workload("smollm2", 1, 8, 173, 64, micro_tokens=512)
 QUICK_GROUPS = (2, 8)
-QUICK_BASE = Workload("embedded", 1, 2, 12, 4, micro_tokens=20)
+QUICK_BASE = Workload("embedded", 1, 2, 12, 4, micro_tokens=12)
 PEERS = {"trl": "", "trl-checkpointing": ", activations recomputed"}
 
 

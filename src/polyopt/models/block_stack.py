@@ -2,7 +2,7 @@
 
 The residual stream is kept where a block begins and in its middle, and of the rest what can't be
 had again without a product: norms, the gated product and rotations are computed a second time on
-the way back. That is 2.4 times less than autograd keeps, and a third of its passes over memory.
+the way back. That is half of what autograd keeps (SmolLM2-135M: 692 KB a token, not 1,338).
 """
 
 from __future__ import annotations

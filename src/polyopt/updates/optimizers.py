@@ -69,15 +69,27 @@ class AdamW:
     max_grad_norm: float = 1.0
 
     def build(self, parameters: Iterable[torch.nn.Parameter]) -> torch.optim.Optimizer:
-        """The optimizer over some parameters, in its fused form."""
-        return torch.optim.AdamW(
-            list(parameters),
+        """The optimizer over some parameters, in its fused form.
+
+        Its moments are there from the start: memory that later steps take and free isn't cut up
+        around them.
+        """
+        trained = list(parameters)
+        made = torch.optim.AdamW(
+            trained,
             lr=self.lr,
             betas=(self.beta1, self.beta2),
             eps=self.eps,
             weight_decay=self.weight_decay,
             fused=True,
         )
+        for parameter in trained:
+            made.state[parameter] = {
+                "step": torch.zeros((), device=parameter.device),
+                "exp_avg": torch.zeros_like(parameter),
+                "exp_avg_sq": torch.zeros_like(parameter),
+            }
+        return made
 
 
 def scheduled(optimizer: torch.optim.Optimizer, schedule: Schedule, total: int) -> LambdaLR:
