@@ -179,6 +179,12 @@ def test_what_does_not_fit_is_computed(policy: Policy, monkeypatch: pytest.Monke
     assert forwards.tokens > 0
 
 
+@pytest.mark.parametrize("most", [1, 2, 7, 9, 20])
+def test_there_may_be_no_room_for_a_whole_row(policy: Policy, most: int) -> None:
+    batch = batch_of(sampled(policy, most=most))
+    close(gradients(policy, batch), expected(policy, batch))
+
+
 def test_rows_that_end_early_leave_room(policy: Policy) -> None:
     tight = sum(map(len, PROMPTS)) + 3 * NEW
     early = batch_of(sampled(policy, most=tight, max_rows=2, requests=requests_of(range(105))))

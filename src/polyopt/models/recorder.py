@@ -105,7 +105,7 @@ class Recorder:
     def end(self) -> None:
         """Record no more; what is there can be asked for."""
         self.open = False
-        if not self._steps:
+        if not self._tracks or not self._steps:
             return
         tracks, tokens, places = (np.concatenate(parts) for parts in zip(*self._steps, strict=True))
         order = np.argsort(tracks, kind="stable")
