@@ -17,7 +17,8 @@ from polyopt.engines.local import LocalEngine
 from polyopt.engines.protocol import Engine, Rests
 from polyopt.errors import DataError, UserError
 from polyopt.models.memory import keep_freed_memory
-from polyopt.models.policy import Policy, ValueHead
+from polyopt.models.policy import Policy
+from polyopt.models.value_head import ValueHead
 from polyopt.parts import HasState, info_of, walk
 from polyopt.prompts.queue import PromptQueue
 from polyopt.recipe import Recipe

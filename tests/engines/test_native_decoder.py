@@ -14,8 +14,9 @@ from polyopt.distribution import Distribution
 from polyopt.engines.decoder import Prefill, RowShape, Segment
 from polyopt.engines.generic_decoder import GenericDecoder
 from polyopt.engines.local import LocalEngine
-from polyopt.engines.native_decoder import NativeDecoder, why_not_native
+from polyopt.engines.native_decoder import NativeDecoder
 from polyopt.engines.protocol import SampleRequest
+from polyopt.models.llama_like import why_not_native
 from polyopt.native.library import native
 
 pytestmark = pytest.mark.skipif(native() is None, reason="no C compiler here")

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 from polyopt.batch import Batch
 from polyopt.distribution import Distribution
 from polyopt.errors import UserError
-from polyopt.models.policy import Policy, ValueHead
+from polyopt.models.policy import Policy
+from polyopt.models.value_head import ValueHead
 
 KINDS = ["llama", "qwen2", "mistral", "gpt2", "gemma2", "granite"]
 PLAIN = {"llama", "qwen2", "mistral", "gpt2"}

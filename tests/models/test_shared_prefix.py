@@ -11,8 +11,9 @@ from polyopt.batch import Batch
 from polyopt.distribution import Distribution
 from polyopt.models.loading import load_policy
 from polyopt.models.packing import rows_of, shared_micro_batches
-from polyopt.models.policy import Policy, ValueHead
+from polyopt.models.policy import Policy
 from polyopt.models.shared_prefix import ATTENTION, pack
+from polyopt.models.value_head import ValueHead
 
 ON = Distribution(0.9)
 Make = Callable[..., Policy]

@@ -16,11 +16,11 @@ from polyopt.engines.completions import Completions
 from polyopt.engines.decoder import Decoder, Work
 from polyopt.engines.fast_decoder import FastDecoder
 from polyopt.engines.generic_decoder import GenericDecoder
-from polyopt.engines.native_decoder import NativeDecoder, why_not_native
+from polyopt.engines.native_decoder import NativeDecoder
 from polyopt.engines.protocol import Sample, SampleRequest
 from polyopt.engines.stopping import Decode, Ending
 from polyopt.errors import UserError
-from polyopt.models.llama_like import why_unsupported
+from polyopt.models.llama_like import why_not_native, why_unsupported
 from polyopt.models.recorder import Recorder
 
 if TYPE_CHECKING:

@@ -19,22 +19,11 @@ from polyopt.engines.native_weights import NativeWeights
 from polyopt.errors import UserError
 from polyopt.models.activations import Activations
 from polyopt.models.block_stack import BlockStack, why_not_stacked
-from polyopt.models.llama_like import geometry_of, why_unsupported
+from polyopt.models.llama_like import geometry_of, why_not_native
 from polyopt.models.recorder import Recorder
 from polyopt.models.rotary import RotaryTable
 from polyopt.native.decoding import Decoding, Keeping, RecordStruct
 from polyopt.native.library import native
-
-
-def why_not_native(model: PreTrainedModel) -> str | None:
-    """What keeps the model from the C kernels, or None."""
-    if native() is None:
-        return "a machine without a C compiler"
-    if model.device.type != "cpu":
-        return f"a model on {model.device.type}"
-    if kinds := {p.dtype for p in model.parameters()} - {torch.float32}:
-        return f"weights of type {', '.join(sorted(map(str, kinds)))}"
-    return why_unsupported(model)
 
 
 class NativeDecoder:

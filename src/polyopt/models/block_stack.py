@@ -19,7 +19,7 @@ from torch.autograd.function import once_differentiable
 from torch.nn import functional as F
 
 from polyopt.models.activations import Activations, LayerActivations
-from polyopt.models.llama_like import geometry_of, is_lora, linears, why_unsupported
+from polyopt.models.llama_like import geometry_of, is_lora, linears, why_not_native
 from polyopt.models.matrix_products import product
 from polyopt.models.packed_kernels import Stretches, attend, attend_backward
 from polyopt.models.rotary import RotaryTable
@@ -56,13 +56,7 @@ class Tokens:
 
 def why_not_stacked(model: PreTrainedModel) -> str | None:
     """What keeps the model from being run here, or None."""
-    if native() is None:
-        return "a machine without a C compiler"
-    if model.device.type != "cpu":
-        return f"a model on {model.device.type}"
-    if kinds := {p.dtype for p in model.parameters()} - {torch.float32}:
-        return f"weights of type {', '.join(sorted(map(str, kinds)))}"
-    if reason := why_unsupported(model):
+    if reason := why_not_native(model):
         return reason
     if any(is_lora(module) for module in linears(model)):
         return "LoRA adapters"

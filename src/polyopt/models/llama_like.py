@@ -5,7 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
+import torch
 from torch import nn
+
+from polyopt.native.library import native
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -42,6 +45,17 @@ def why_unsupported(model: PreTrainedModel) -> str | None:
         if reason := _why_opaque(module):
             return reason
     return None
+
+
+def why_not_native(model: PreTrainedModel) -> str | None:
+    """What keeps the model from the C kernels, or None."""
+    if native() is None:
+        return "a machine without a C compiler"
+    if model.device.type != "cpu":
+        return f"a model on {model.device.type}"
+    if kinds := {p.dtype for p in model.parameters()} - {torch.float32}:
+        return f"weights of type {', '.join(sorted(map(str, kinds)))}"
+    return why_unsupported(model)
 
 
 def _slides(model: PreTrainedModel) -> bool:

@@ -12,9 +12,10 @@ import torch
 
 from polyopt.errors import UserError, did_you_mean
 from polyopt.models.gguf import converted, find_smollm2, read_gguf
-from polyopt.models.policy import Policy, Precision, ValueHead
+from polyopt.models.policy import Policy, Precision
 from polyopt.models.quiet import no_progress_bars
 from polyopt.models.saving import VALUE_HEAD_FILE
+from polyopt.models.value_head import ValueHead
 from polyopt.seeding import derive_seed
 
 if TYPE_CHECKING:

@@ -24,26 +24,10 @@ from polyopt.models.recorder import Recorder
 from polyopt.models.reference import Reference, prepare_reference
 from polyopt.models.saving import save_policy
 from polyopt.models.scoring import Scorer
+from polyopt.models.value_head import ValueHead
 from polyopt.objectives.protocol import Evaluation
 
 Precision = Literal["float32", "bfloat16"]
-
-
-class ValueHead(nn.Module):
-    """A linear value estimate of a hidden state; begins at 0, so it changes nothing at first."""
-
-    def __init__(self, hidden_size: int) -> None:
-        super().__init__()
-        self.linear = nn.Linear(hidden_size, 1)
-        nn.init.zeros_(self.linear.weight)
-        nn.init.zeros_(self.linear.bias)
-
-    def forward(self, hidden: Float[Tensor, "M H"]) -> Float[Tensor, " M"]:
-        """Values [M], in the unit of the rewards."""
-        weight = self.linear.weight
-        with torch.autocast(hidden.device.type, enabled=False):
-            values: Tensor = self.linear(hidden.to(weight.dtype))[:, 0]
-        return values
 
 
 class Policy:
